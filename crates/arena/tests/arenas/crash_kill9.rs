@@ -2,16 +2,12 @@
 //! committed, whichever way the medium is written. A child puts, removes and reserves; the parent
 //! kills it, opens what is left, by either way, and compares with what the child had said.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{ACCESSES, Open, Site};
+use crate::common::{ACCESSES, Open, Site};
 use kvdepot_arena::{Access, Options};
 use kvdepot_testkit::child::{self, Child};
 use kvdepot_testkit::{Rng, rounds};
@@ -22,12 +18,15 @@ const RECORDS: u64 = 96;
 
 #[test]
 fn crash_kill9_of_a_mapped_arena() {
-    kill_in_a_loop(Access::Mapped, "crash_kill9_of_a_mapped_arena");
+    kill_in_a_loop(Access::Mapped, "crash_kill9::crash_kill9_of_a_mapped_arena");
 }
 
 #[test]
 fn crash_kill9_of_an_arena_without_addresses() {
-    kill_in_a_loop(Access::Direct, "crash_kill9_of_an_arena_without_addresses");
+    kill_in_a_loop(
+        Access::Direct,
+        "crash_kill9::crash_kill9_of_an_arena_without_addresses",
+    );
 }
 
 /// What the child has said, over all rounds of one arena.

@@ -1,9 +1,7 @@
 //! What one way to a medium has written the other one reads, and an arena that is not mapped needs
 //! no address.
 
-mod common;
-
-use common::{ACCESSES, Open, Site, is_mapped};
+use crate::common::{self, ACCESSES, Open, Site, is_mapped};
 use kvdepot_arena::inspect::Inspection;
 use kvdepot_arena::{Access, Durability, Options};
 use kvdepot_testkit::rot::Patient;

@@ -1,14 +1,10 @@
 //! Bytes that are not what was written: blocks that do not verify are no answers, whichever way the
 //! medium is read, and what is left is served.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::time::Duration;
 
-use common::raw::Raw;
-use common::{ACCESSES, Open, Site, key};
+use crate::common::raw::Raw;
+use crate::common::{ACCESSES, Open, Site, key};
 use kvdepot_arena::{Access, Arena, Error, Options};
 use kvdepot_testkit::bytes::is_content;
 use kvdepot_testkit::rot::{DAMAGES, Damage, Patient};
@@ -45,7 +41,7 @@ fn refusal(path: &std::path::Path, options: &Options) -> Error {
 
 #[test]
 fn damaged_payloads_are_no_answers() {
-    let mut rng = Rng::for_test("damaged_payloads_are_no_answers");
+    let mut rng = Rng::for_test("corrupt::damaged_payloads_are_no_answers");
     for access in ACCESSES {
         for _ in 0..rounds(4) {
             for damage in DAMAGES {
@@ -63,7 +59,7 @@ fn damaged_payloads_are_no_answers() {
 
 #[test]
 fn damaged_records_cost_their_blocks_alone() {
-    let mut rng = Rng::for_test("damaged_records_cost_their_blocks_alone");
+    let mut rng = Rng::for_test("corrupt::damaged_records_cost_their_blocks_alone");
     for access in ACCESSES {
         for _ in 0..rounds(6) {
             let (site, raw) = filled(access);

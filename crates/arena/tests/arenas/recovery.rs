@@ -1,12 +1,10 @@
 //! Recovery by the record table alone: which records are blocks, whatever a crash, a power cut or
 //! another opening has left there, and whichever way the medium is read.
 
-mod common;
-
 use std::collections::BTreeSet;
 
-use common::raw::Raw;
-use common::{ACCESSES, NAMESPACE, Site, key, number, verify};
+use crate::common::raw::Raw;
+use crate::common::{ACCESSES, NAMESPACE, Site, key, number, verify};
 use kvdepot_arena::Access;
 use kvdepot_arena::format::record::{self, Packed, Record, Slot, State};
 use kvdepot_arena::inspect::Inspection;
@@ -226,7 +224,7 @@ fn by_the_book(records: &[(u32, Record)]) -> BTreeSet<u32> {
 fn random_tables_recover_by_the_book() {
     for access in ACCESSES {
         let (site, raw) = empty(access);
-        let mut rng = Rng::for_test("random_tables_recover_by_the_book");
+        let mut rng = Rng::for_test("recovery::random_tables_recover_by_the_book");
         for _ in 0..rounds(200) {
             let mut records = Vec::new();
             for slot in 0..RECORDS {
