@@ -7,12 +7,10 @@
     reason = "a test fails by panicking, and says what it skips"
 )]
 
-mod programs;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use programs::{Link, Program, answer, build_cpp};
+use crate::programs::{self, Link, Program, answer, build_cpp};
 
 const EXAMPLE: &str = "examples/llama_conversation.cpp";
 

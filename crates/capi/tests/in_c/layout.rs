@@ -1,11 +1,8 @@
 //! The header and this crate say the same.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod programs;
-
 use std::mem::offset_of;
 
+use crate::programs;
 use kvdepot::{
     batch, blocks, catalogue, depot, digest, engine, guard, llama, memory, mover, policy, save,
     sessions, task, two_phase, upkeep,

@@ -1,12 +1,8 @@
 //! Programs in C: the example, and what engines do right and wrong.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod programs;
-
 use std::path::{Path, PathBuf};
 
-use programs::{Link, Program, answer, build};
+use crate::programs::{Link, Program, answer, build};
 
 const EXAMPLE: &str = "examples/conversation.c";
 

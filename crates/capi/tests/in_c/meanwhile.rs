@@ -1,10 +1,6 @@
 //! What engines in C do in the middle of a save, at the end, and in children.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod programs;
-
-use programs::{Link, answer, build};
+use crate::programs::{Link, answer, build};
 
 #[test]
 fn a_save_stands_whatever_happens_meanwhile() {
