@@ -1,7 +1,5 @@
 //! Mappings: what they promise, and what they refuse.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use kvdepot_media::{Access, Error, Flush, Kind, Mapping, Pages, page_size};
 use std::fs::Permissions;
 use std::os::fd::OwnedFd;

@@ -1,7 +1,5 @@
 //! Sources that change while they are copied. Not for ThreadSanitizer, which would say so.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use kvdepot_media::{Buffer, Checksum, Copier, CopierConfig, PartId, checksum};
 use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};

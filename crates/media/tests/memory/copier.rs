@@ -1,7 +1,5 @@
 //! The copier against a naive twin, over every medium, and when things go wrong.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use kvdepot_media::checksum::{self, LEAF};
 use kvdepot_media::{
     Access, Batch, Buffer, Checksum, Copier, CopierConfig, Done, Error, Failure, Mapping, Owner,
