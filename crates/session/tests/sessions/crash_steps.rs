@@ -2,16 +2,12 @@
 //! removal: there is a session or none, older ones are whole, and nothing is left that a sweep does
 //! not find.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{PIECE, blocks, longest, of_files, restore, rows, save, save_with, tokens};
+use crate::common::{PIECE, blocks, longest, of_files, restore, rows, save, save_with, tokens};
 use kvdepot_session::background::{Fit, Limits, Saver};
 use kvdepot_session::{Checkpoint, Ending, Reason, Sessions};
 use kvdepot_store::{BlockBuffers, Buffer};
@@ -20,7 +16,7 @@ use kvdepot_testkit::child::{self, Child};
 use tracing::field::{Field, Visit};
 use tracing::span;
 
-const NAME: &str = "a_kill_at_each_step_leaves_a_session_or_none";
+const NAME: &str = "crash_steps::a_kill_at_each_step_leaves_a_session_or_none";
 
 /// What is done, in a depot with an older session.
 const DEEDS: [&str; 5] = ["save", "again", "stream", "background", "remove"];

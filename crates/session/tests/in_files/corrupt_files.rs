@@ -1,18 +1,14 @@
 //! A session's file that was changed anywhere: it is refused, or what does not verify is said, and
 //! no wrong byte passes for a right one.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod parts;
-
 use std::fs::OpenOptions;
 use std::path::Path;
 
+use crate::parts::{Parts, checkpoint, mover, namespace};
 use kvdepot_session::file::{SessionFile, save_file};
 use kvdepot_store::Durability;
 use kvdepot_testkit::rot::{Damage, Patient};
 use kvdepot_testkit::{Rng, rounds};
-use parts::{Parts, checkpoint, mover, namespace};
 
 const HEAD: u64 = 4096;
 
@@ -43,7 +39,7 @@ fn look(path: &Path, parts: &Parts) -> Option<(usize, bool)> {
 
 #[test]
 fn no_region_of_a_file_can_change_unnoticed() {
-    let mut rng = Rng::for_test("no_region_of_a_file_can_change_unnoticed");
+    let mut rng = Rng::for_test("corrupt_files::no_region_of_a_file_can_change_unnoticed");
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("a.kvs");
     let parts = Parts::new(5, &[70_000, 4096, 5 << 20, 333], &[4097, 100]);
@@ -74,7 +70,7 @@ fn no_region_of_a_file_can_change_unnoticed() {
 
 #[test]
 fn holes_cuts_and_pages_from_elsewhere_do_not_verify() {
-    let mut rng = Rng::for_test("holes_cuts_and_pages_from_elsewhere_do_not_verify");
+    let mut rng = Rng::for_test("corrupt_files::holes_cuts_and_pages_from_elsewhere_do_not_verify");
     let home = tempfile::tempdir().unwrap();
     let (path, other) = (home.path().join("a.kvs"), home.path().join("b.kvs"));
     // Two files of one session: each verifies alone.

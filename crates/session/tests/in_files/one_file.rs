@@ -1,28 +1,23 @@
 //! One session as one file: what is saved from memory or said by a serializer comes back to the
 //! bit, and a save that goes wrong leaves nothing.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-mod parts;
-
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{longest, restore as bring_back, rows, sessions, tokens};
+use crate::common::{self, longest, restore as bring_back, rows, sessions, tokens};
+use crate::parts::{Parts, checkpoint, mover, mover as other, names, namespace};
 use kvdepot_session::file::{Member, SessionFile, SessionWriter, save_file};
 use kvdepot_session::{Error, export, import, look};
 use kvdepot_store::{BlockBuffers, Buffer, Durability};
 use kvdepot_testkit::Rng;
 use kvdepot_testkit::bytes::content;
-use parts::{Parts, checkpoint, mover, mover as other, names, namespace};
 
 const MIB: usize = 1 << 20;
 
 #[test]
 fn a_session_goes_from_memory_to_a_file_and_back() {
-    let mut rng = Rng::for_test("a_session_goes_from_memory_to_a_file_and_back");
+    let mut rng = Rng::for_test("one_file::a_session_goes_from_memory_to_a_file_and_back");
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("conversation.kvs");
     for round in 0..24 {
@@ -401,7 +396,7 @@ fn readers_have_one_session_or_the_other_while_it_is_replaced() {
 /// A process may write no file of more than 16 MiB: the system fails it in the middle.
 #[test]
 fn a_disk_that_is_full_in_the_middle_leaves_nothing() {
-    let name = "a_disk_that_is_full_in_the_middle_leaves_nothing";
+    let name = "one_file::a_disk_that_is_full_in_the_middle_leaves_nothing";
     if let Some(home) = std::env::var_os("KVDEPOT_TEST_FULL") {
         return save_beyond_the_limit(&PathBuf::from(home));
     }

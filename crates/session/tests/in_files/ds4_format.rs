@@ -1,13 +1,9 @@
 //! ds4's files as a whole: nothing panics, and nothing changes on the way through.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod files;
-
 use std::cell::RefCell;
 use std::io::{self, Cursor, Read, Seek, SeekFrom};
 
-use files::{Model, head, token_at, written};
+use crate::files::{Model, head, token_at, written};
 use kvdepot_session::ds4::{
     Error, Flags, Head, Kind, Layout, Parts, Reason, Trailer, name_of, parse, write,
 };

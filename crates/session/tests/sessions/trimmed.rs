@@ -1,13 +1,9 @@
 //! How often sessions are restored, and which of them go where room is short.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use kvdepot_session::{Checkpoint, Id, Reason, Sessions, Usage};
 use kvdepot_store::{BlockBuffers, Buffer};
 
-mod common;
-
-use common::*;
+use crate::common::*;
 
 fn save_as(sessions: &Sessions, tokens: &[u32], reason: Reason, created: u64) -> Id {
     let checkpoint = Checkpoint {

@@ -1,11 +1,8 @@
 //! ds4's files as sessions and back.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod files;
-
 use std::path::Path;
 
+use crate::files;
 use kvdepot_session::{Error, Sessions, Spec, export, export_ds4, import, import_ds4};
 use kvdepot_store::{Config, NamespaceSpec};
 use serde_json::json;

@@ -3,13 +3,9 @@
 //! comes back, what is found by a prompt is what it begins with, and what was acknowledged is there
 //! where nothing has taken it.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::path::{Path, PathBuf};
 
-use common::spec;
+use crate::common::spec;
 use kvdepot_session::{Checkpoint, Error, Found, Reason, Saved, Sessions, export, import};
 use kvdepot_store::{BlockBuffers, Buffer, Config};
 use kvdepot_testkit::bytes::content;
@@ -280,7 +276,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn whatever_two_processes_do_no_wrong_byte_comes_back() {
-    let name = "whatever_two_processes_do_no_wrong_byte_comes_back";
+    let name = "histories::whatever_two_processes_do_no_wrong_byte_comes_back";
     let mut rng = Rng::for_test(name);
     for history in 0..rounds(40) {
         let home = tempfile::tempdir().unwrap();

@@ -1,19 +1,15 @@
 //! `kill -9` at any moment of a save into a file: the file is there whole or not at all, one that
 //! was there before stays, and nothing is left beside it once somebody saves or opens there again.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod parts;
-
 use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::parts::{Parts, checkpoint, mover, names, namespace};
 use kvdepot_session::file::{FileOptions, FilesSpec, SessionFile, SessionFiles, save_file};
 use kvdepot_store::Durability;
 use kvdepot_testkit::child::{self, Child};
 use kvdepot_testkit::{Rng, rounds};
-use parts::{Parts, checkpoint, mover, names, namespace};
 
 fn parts_of(seed: u64) -> Parts {
     let mut rng = Rng::new(seed);
@@ -89,7 +85,7 @@ fn work_and_kill(
 
 #[test]
 fn a_file_that_is_replaced_is_the_old_one_or_the_new_one() {
-    let name = "a_file_that_is_replaced_is_the_old_one_or_the_new_one";
+    let name = "crash_files::a_file_that_is_replaced_is_the_old_one_or_the_new_one";
     if let Some(role) = child::role() {
         return save_until_killed(&role);
     }
@@ -146,7 +142,7 @@ fn a_file_that_is_replaced_is_the_old_one_or_the_new_one() {
 
 #[test]
 fn a_directory_has_what_was_acknowledged_and_nothing_else() {
-    let name = "a_directory_has_what_was_acknowledged_and_nothing_else";
+    let name = "crash_files::a_directory_has_what_was_acknowledged_and_nothing_else";
     if let Some(role) = child::role() {
         return save_until_killed(&role);
     }

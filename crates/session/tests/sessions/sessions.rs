@@ -1,15 +1,11 @@
 //! Sessions over real depots: saved, found, brought back, shared, lost, moved and removed.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::path::{Path, PathBuf};
 
 use kvdepot_session::{Checkpoint, Error, Reason, Sessions, export, import, import_ds4};
 use kvdepot_store::{BlockBuffers, Buffer};
 
-mod common;
-
-use common::*;
+use crate::common::*;
 
 #[test]
 fn the_longest_session_that_a_prompt_begins_with_comes_back_whole() {

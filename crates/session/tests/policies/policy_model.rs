@@ -1,5 +1,4 @@
 //! Random histories of engines: distances between checkpoints, budgets, and what is removed.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::HashSet;
 use std::time::Duration;

@@ -1,12 +1,10 @@
 //! Sessions that are written chunk by chunk: whole once they are committed, and until then nothing.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::ops::Range;
 
-use common::{PIECE, ROW, blocks, longest, of_files, restore, rows, save, sessions, tokens};
+use crate::common::{
+    self, PIECE, ROW, blocks, longest, of_files, restore, rows, save, sessions, tokens,
+};
 use kvdepot_session::{Checkpoint, Ending, Error, Reason, Saved, Sessions, Sink, Stream};
 use kvdepot_store::Buffer;
 use kvdepot_testkit::Rng;
@@ -42,7 +40,7 @@ fn commit(stream: &mut Stream) -> Saved {
 
 #[test]
 fn a_stream_in_any_chunks_is_the_session_that_a_save_makes() {
-    let mut rng = Rng::for_test("a_stream_in_any_chunks_is_the_session_that_a_save_makes");
+    let mut rng = Rng::for_test("streams::a_stream_in_any_chunks_is_the_session_that_a_save_makes");
     for round in 0..20 {
         let (home, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (streamed, saved) = (sessions(home.path()), of_files(other.path()));

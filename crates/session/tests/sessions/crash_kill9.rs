@@ -1,15 +1,11 @@
 //! `kill -9` at any moment of a save: what was acknowledged is there whole, what was not is there
 //! whole or not at all, and what was written of it is not written again.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{restore, save, spec};
+use crate::common::{restore, save, spec};
 use kvdepot_session::Sessions;
 use kvdepot_store::Config;
 use kvdepot_testkit::child::{self, Child};
@@ -59,7 +55,7 @@ fn save_until_killed() {
 
 #[test]
 fn a_save_that_is_killed_leaves_a_session_or_none() {
-    let name = "a_save_that_is_killed_leaves_a_session_or_none";
+    let name = "crash_kill9::a_save_that_is_killed_leaves_a_session_or_none";
     if child::role().is_some() {
         return save_until_killed();
     }

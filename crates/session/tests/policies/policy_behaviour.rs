@@ -1,5 +1,4 @@
 //! What an engine sees of the policy, event by event; ds4's documented faults among it.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::time::Duration;
 

@@ -1,7 +1,5 @@
 //! llama.cpp's sequence states: cut and put together again to the byte, and no bytes panic.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use kvdepot_session::llama::{Error, Layout};
 use proptest::prelude::*;
 

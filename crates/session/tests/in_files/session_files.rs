@@ -1,14 +1,11 @@
 //! A directory of sessions' files: found by what a prompt begins with, within its capacity, shared
 //! by processes.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod parts;
-
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use crate::parts::{PIECE, Parts, checkpoint, mover, names, namespace};
 use kvdepot_session::Error;
 use kvdepot_session::file::{
     FileCheckpoint, FileOptions, FilesSpec, Member, SessionFile, SessionFiles, files_of, save_file,
@@ -16,7 +13,6 @@ use kvdepot_session::file::{
 use kvdepot_store::{BlockBuffers, Buffer, Durability};
 use kvdepot_testkit::child::{self, Child};
 use kvdepot_testkit::rot::Patient;
-use parts::{PIECE, Parts, checkpoint, mover, names, namespace};
 
 const ROOMY: u64 = 1 << 30;
 const LOCK: &str = ".kvdepot-sessions.lock";
@@ -370,7 +366,7 @@ fn save_some() {
 
 #[test]
 fn processes_share_a_directory_and_its_capacity() {
-    let name = "processes_share_a_directory_and_its_capacity";
+    let name = "session_files::processes_share_a_directory_and_its_capacity";
     if child::role().is_some() {
         return save_some();
     }

@@ -1,15 +1,11 @@
 //! Sessions that are saved, saved again, moved and removed while others do so: what was
 //! acknowledged is there, whole and to the bit, until something replaces it.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{blocks, longest, of_files, restore, save, save_with, sessions, spec, tokens};
+use crate::common::{blocks, longest, of_files, restore, save, save_with, sessions, spec, tokens};
 use kvdepot_session::{Checkpoint, Error, Reason, Saved, Sessions, export, import};
 use kvdepot_store::{BlockBuffers, Buffer, NamespaceSpec};
 use kvdepot_testkit::bytes::content;

@@ -1,15 +1,11 @@
 //! Saves in the background: nothing waits for them, their memory is bounded, and what they save is
 //! what a save at once does.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use common::{PIECE, ROW, blocks, longest, of_files, restore, rows, save, sessions, tokens};
+use crate::common::{PIECE, ROW, blocks, longest, of_files, restore, rows, save, sessions, tokens};
 use kvdepot_session::background::{Fit, Limits, OnEnd, Saver, Slice, Snapshot};
 use kvdepot_session::policy::{Origin, Policy, Prompt, Settings};
 use kvdepot_session::{Checkpoint, Error, Reason, Sessions};
@@ -65,7 +61,8 @@ fn is_whole(sessions: &Sessions, text: &[u32]) -> bool {
 
 #[test]
 fn what_is_copied_in_slices_is_the_session_that_a_save_makes() {
-    let mut rng = Rng::for_test("what_is_copied_in_slices_is_the_session_that_a_save_makes");
+    let mut rng =
+        Rng::for_test("background::what_is_copied_in_slices_is_the_session_that_a_save_makes");
     let home = tempfile::tempdir().unwrap();
     let sessions = sessions(home.path());
     let saver = Saver::new(&sessions, ROOM).unwrap();
