@@ -16,7 +16,7 @@ fn every_metric_of_a_depot_stands_on_its_page() {
     let text = depot.stats().prometheus();
     depot.close();
     std::fs::remove_dir_all(&dir).unwrap();
-    let page = include_str!("../../../docs/metrics.md");
+    let page = include_str!("../../../../docs/metrics.md");
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     let names: Vec<&str> = types.filter_map(|line| line.split(' ').next()).collect();
     assert!(names.len() > 20, "{text}");
