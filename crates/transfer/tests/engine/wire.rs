@@ -1,18 +1,15 @@
 //! What no engine would say, said to one: it costs the connection that says it, and nothing else.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::peer::NAME;
-use common::raw::{Head, Raw, hello};
-use common::{
+use crate::common;
+use crate::common::peer::NAME;
+use crate::common::raw::{Head, Raw, hello};
+use crate::common::{
     Home, Local, bytes, config, done, ended, engine, engine_of, ms, pieces, submit, until,
 };
 use kvdepot_media::Buffer;
@@ -215,7 +212,7 @@ fn what_is_forged_out_of_range_or_overflows_is_refused_and_counted() {
 fn any_bytes_at_all_end_one_connection_at_most() {
     let other = engine();
     let home = Home::of(&other, NAME, bytes(4096, 3));
-    let mut rng = Rng::for_test("any_bytes_at_all_end_one_connection_at_most");
+    let mut rng = Rng::for_test("wire::any_bytes_at_all_end_one_connection_at_most");
     for round in 0..kvdepot_testkit::rounds(150) {
         let mut bad = raw(&other, round as u32 % 3);
         let grant = bad.open(NAME);
@@ -347,7 +344,7 @@ fn withdrawing_waits_for_no_peer_that_stalls_in_the_middle_of_its_bytes() {
     let others: Vec<_> = (0..500).map(|n| (first.open(&name(n)), 1, 0)).collect();
     let all = rows(&[&others[..], &others[..499]].concat());
     let mut rng =
-        Rng::for_test("withdrawing_waits_for_no_peer_that_stalls_in_the_middle_of_its_bytes");
+        Rng::for_test("wire::withdrawing_waits_for_no_peer_that_stalls_in_the_middle_of_its_bytes");
     for round in 0..kvdepot_testkit::rounds(200) {
         let published = other
             .publish(NAME, std::slice::from_ref(&memory), Rights::BOTH, None)
@@ -421,7 +418,7 @@ fn an_answer_that_breaks_a_rule_fails_what_it_answers_and_nothing_hangs() {
     let other = engine();
     let _home = Home::of(&other, NAME, bytes(1 << 16, 6));
     let mut rng =
-        Rng::for_test("an_answer_that_breaks_a_rule_fails_what_it_answers_and_nothing_hangs");
+        Rng::for_test("wire::an_answer_that_breaks_a_rule_fails_what_it_answers_and_nothing_hangs");
     for _ in 0..kvdepot_testkit::rounds(12) {
         let proxy = kvdepot_testkit::proxy::Proxy::plain(other.address().unwrap());
         let one = engine();

@@ -1,12 +1,10 @@
 //! What one engine promises to its user, and another to its peers.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{bytes, config, engine_of as engine};
+use crate::common::{bytes, config, engine_of as engine};
 use kvdepot_media::Buffer;
 use kvdepot_transfer::{
     Config, Engine, Error, Fault, Op, Options, Remote, Request, Rights, Status, Task,

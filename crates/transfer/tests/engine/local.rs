@@ -1,11 +1,6 @@
 //! What engines of one host do without a connection: memory that is mapped, or reached in the
 //! other's process, until it is wanted back.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test may stop where nothing can be started"
-)]
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -75,7 +70,7 @@ struct Other {
 impl Other {
     fn start() -> Other {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["child", "--exact", "--nocapture"])
+            .args(["local::child", "--exact", "--nocapture"])
             .env(CHILD, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -1,7 +1,5 @@
 //! Homes beside a naive twin: every host's time by the system's logarithm, sorted.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

@@ -1,26 +1,19 @@
 //! The ten faults that were found in another system's engine, each as what this one does instead,
 //! with default settings.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use common::peer::{NAME, Peer};
-use common::raw::Head;
-use common::{
+use crate::common::peer::{NAME, Peer};
+use crate::common::raw::Head;
+use crate::common::{
     BEHIND, Home, Late, Local, bytes, cpu, done, ended, engine, held, ms, pieces, submit, until,
     within,
 };
 use kvdepot_media::Buffer;
 use kvdepot_testkit::child::{self, Child};
 use kvdepot_transfer::{Error, Fault, Op, Options, Request, Rights, Status};
-
-#[test]
-fn plays_a_peer() {
-    common::peer::play();
-}
 
 /// Runs a scene in a process of its own, where nothing else takes CPU time or descriptors.
 fn alone(test: &str, scene: impl FnOnce()) {
@@ -93,7 +86,7 @@ fn a_read_from_a_stopped_peer_ends_in_its_time_and_touches_nothing_later() {
 
 #[test]
 fn a_stopped_peer_burns_no_cpu() {
-    alone("a_stopped_peer_burns_no_cpu", || {
+    alone("faults::a_stopped_peer_burns_no_cpu", || {
         let peer = Peer::start(1 << 20, 3);
         let one = engine();
         let remote = one.open(peer.address, NAME).unwrap();
@@ -325,7 +318,7 @@ fn memory_that_nobody_registered_is_refused() {
 #[test]
 fn calls_after_the_death_of_a_peer_fail_fast_and_do_not_spin() {
     alone(
-        "calls_after_the_death_of_a_peer_fail_fast_and_do_not_spin",
+        "faults::calls_after_the_death_of_a_peer_fail_fast_and_do_not_spin",
         || {
             let mut peer = Peer::start(1 << 20, 10);
             let one = engine();

@@ -1,16 +1,12 @@
 //! What the way between two engines may do, and what it costs: cuts, delays, bits that flip, peers
 //! that start anew.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::peer::NAME;
-use common::{
+use crate::common::peer::NAME;
+use crate::common::{
     Home, Late, Local, bytes, config, done, ended, engine, engine_of, held, ms, pieces, submit,
     until, within,
 };
@@ -59,7 +55,7 @@ fn a_connection_cut_mid_slice_costs_no_byte() {
         for way in [Way::There, Way::Back] {
             for op in [Op::Write, Op::Read] {
                 // After some bytes of each connection, in the middle of whatever it is.
-                let mut rng = Rng::for_test("a_connection_cut_mid_slice_costs_no_byte");
+                let mut rng = Rng::for_test("paths::a_connection_cut_mid_slice_costs_no_byte");
                 let mut cuts = 6;
                 let from = proxy.connections();
                 let mut at = rng.between(1000, 2 << 20);
@@ -87,7 +83,7 @@ fn a_slow_way_only_costs_time() {
     } = pair(config(), 1 << 20);
     let remote = one.open(proxy.address, NAME).unwrap();
     let local = Local::zeros(&one, 1 << 20);
-    let mut rng = Rng::for_test("a_slow_way_only_costs_time");
+    let mut rng = Rng::for_test("paths::a_slow_way_only_costs_time");
     proxy.rule(move |_, _| Act::Delay(ms(rng.below(8))));
     done(&one, Op::Read, &local, &remote, &pieces(1 << 20, 5_000));
     assert!(local.get() == home.get());
@@ -100,7 +96,7 @@ fn a_slow_way_only_costs_time() {
 fn bits_that_flip_are_found_wherever_they_are() {
     let len = 2 << 20;
     let all = pieces(len as u64, 9_000);
-    let mut rng = Rng::for_test("bits_that_flip_are_found_wherever_they_are");
+    let mut rng = Rng::for_test("paths::bits_that_flip_are_found_wherever_they_are");
     let Pair {
         one, home, proxy, ..
     } = pair(
@@ -401,8 +397,9 @@ fn what_a_peer_had_before_it_started_anew_is_not_taken_for_something_else() {
         .map(|name| one.open(address, name).unwrap())
         .collect();
     let local = Local::zeros(&one, 4096);
-    let mut rng =
-        Rng::for_test("what_a_peer_had_before_it_started_anew_is_not_taken_for_something_else");
+    let mut rng = Rng::for_test(
+        "paths::what_a_peer_had_before_it_started_anew_is_not_taken_for_something_else",
+    );
     for round in 0..6 {
         drop(homes);
         other.close();
@@ -436,7 +433,7 @@ fn what_a_peer_had_before_it_started_anew_is_not_taken_for_something_else() {
 fn a_thousand_lost_connections_leave_nothing_behind() {
     match child::role() {
         None => Child::start(
-            "a_thousand_lost_connections_leave_nothing_behind",
+            "paths::a_thousand_lost_connections_leave_nothing_behind",
             "alone",
             &[],
         )
