@@ -6,7 +6,8 @@
 //! the frames is a new version (`VERSION` in `frame/hello.rs`), whose recording is made once by
 //!
 //! ```text
-//! KVDEPOT_FIXTURES=DIRECTORY cargo test -p kvdepot-service --test clients -- --ignored compat_socket::
+//! KVDEPOT_FIXTURES=DIRECTORY cargo test -p kvdepot-service --test clients -- \
+//!     --ignored compat_socket::
 //! ```
 
 use std::collections::{BTreeMap, VecDeque};

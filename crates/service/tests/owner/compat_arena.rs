@@ -6,7 +6,8 @@
 //! the files of a new format:
 //!
 //! ```text
-//! KVDEPOT_FIXTURES=DIRECTORY cargo test -p kvdepot-service --test owner -- --ignored compat_arena::
+//! KVDEPOT_FIXTURES=DIRECTORY cargo test -p kvdepot-service --test owner -- \
+//!     --ignored compat_arena::
 //! ```
 
 use std::path::{Path, PathBuf};

@@ -3,8 +3,7 @@
 //! * `suite run`: runs every test program, several at the same time, and lists the failed tests.
 //! * `suite check CRATE`: runs the tests of one crate that take less than 5 s, and the simulator's
 //!   fixed seeds for that crate.
-//! * `suite names [PYTHON]`: prints one line per test. `PYTHON` is an interpreter with pytest, which
-//!   collects the Python tests.
+//! * `suite names [PYTHON]`: prints one line per test. `PYTHON` is an interpreter with pytest.
 
 #![forbid(unsafe_code)]
 #![expect(

@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 use std::process::Command;
 
+use crate::plan;
 use crate::programs::{self, WORKSPACE};
 
 /// Prints the sorted names. The name of an integration test leaves out program and module, and that
@@ -26,9 +27,10 @@ pub(crate) fn print(python: Option<&str>) -> io::Result<bool> {
             ));
         }
     }
-    let mut doc = Command::new("cargo");
-    doc.args(["test", "--doc", "--quiet"]).args(WORKSPACE);
-    let list = answer(doc.args(["--", "--list", "--format=terse"]))?;
+    let list = answer(plan::loom().args(["--", "--list", "--format=terse"]))?;
+    let list = list.lines().filter_map(|line| line.strip_suffix(": test"));
+    names.extend(list.map(|name| format!("plan {name}")));
+    let list = answer(plan::documentation().args(["--", "--list", "--format=terse"]))?;
     for name in list.lines().filter_map(|line| line.strip_suffix(": test")) {
         let (before, behind) = name.split_once(" (line ").unwrap_or((name, ""));
         let behind = behind.split_once(')').map_or("", |(_, behind)| behind);

@@ -92,9 +92,7 @@ impl Job {
     }
 
     /// A `cargo test` that builds its programs.
-    fn of_cargo(label: &str, arguments: &[&str]) -> Job {
-        let mut command = Command::new("cargo");
-        command.arg("test").args(arguments);
+    fn of_cargo(label: &str, command: Command) -> Job {
         Job {
             label: label.to_owned(),
             command,
@@ -102,6 +100,33 @@ impl Job {
             alone: false,
         }
     }
+}
+
+/// The documentation tests of the workspace.
+pub(crate) fn documentation() -> Command {
+    let mut command = programs::cargo();
+    command
+        .args(["test", "--doc", "--no-fail-fast"])
+        .args(WORKSPACE);
+    command
+}
+
+/// The model of the join, which needs a build of its own.
+pub(crate) fn loom() -> Command {
+    let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".into());
+    let mut command = programs::cargo();
+    command
+        .args([
+            "test",
+            "-p",
+            "kvdepot-plan",
+            "--test",
+            "loom_join",
+            "--release",
+        ])
+        .env("RUSTFLAGS", "--cfg loom")
+        .env("CARGO_TARGET_DIR", format!("{target}/loom"));
+    command
 }
 
 /// Selects all tests of the workspace: programs, documentation, and the loom model of the join.
@@ -114,14 +139,10 @@ pub(crate) fn all() -> io::Result<Plan> {
         mine.map(|one| one.seconds).sum::<f64>()
     };
     programs.sort_by(|one, other| weight(other).total_cmp(&weight(one)));
-    let doc = [&["--doc", "--no-fail-fast"][..], &WORKSPACE].concat();
-    let loom = ["-p", "kvdepot-plan", "--test", "loom_join", "--release"];
-    let mut loom = Job::of_cargo("plan loom", &loom);
-    let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".into());
-    loom.command.env("RUSTFLAGS", "--cfg loom");
-    loom.command
-        .env("CARGO_TARGET_DIR", format!("{target}/loom"));
-    let mut jobs = vec![Job::of_cargo("documentation", &doc), loom];
+    let mut jobs = vec![
+        Job::of_cargo("documentation", documentation()),
+        Job::of_cargo("plan loom", loom()),
+    ];
     jobs.extend(programs.iter().map(Job::of));
     Ok(Plan {
         jobs,

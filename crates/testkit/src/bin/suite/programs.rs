@@ -50,9 +50,22 @@ impl Program {
     }
 }
 
+/// A Cargo command without the variables that `cargo run` set for this program: build scripts that
+/// read them would run again, and their crates would be built again.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new("cargo");
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
+    command
+}
+
 /// Builds the test programs that `cargo test` selects with `arguments`.
 pub(crate) fn build(arguments: &[&str]) -> io::Result<Vec<Program>> {
-    let mut command = Command::new("cargo");
+    let mut command = cargo();
     command.arg("test").args(arguments);
     command.args(["--no-run", "--message-format=json-render-diagnostics"]);
     let output = command.stderr(Stdio::inherit()).output()?;

@@ -150,12 +150,17 @@ pub(crate) fn write(to: &Path, outcomes: &[Outcome]) -> io::Result<()> {
             })
         })
         .collect();
-    let mut slow = String::new();
+    let mut slow = Vec::new();
     for one in outcomes {
         for (test, seconds) in one.times.iter().filter(|(_, seconds)| *seconds >= LONG) {
-            slow += &format!("{seconds:.0} {} {test}\n", one.label);
+            slow.push((format!("{} {test}", one.label), seconds));
         }
     }
+    slow.sort_by(|one, other| one.0.cmp(&other.0));
+    let slow: String = slow
+        .iter()
+        .map(|(name, seconds)| format!("{seconds:.0} {name}\n"))
+        .collect();
     fs::write(
         to.with_extension("json"),
         format!("{:#}\n", json!(programs)),

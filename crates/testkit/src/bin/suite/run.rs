@@ -92,7 +92,7 @@ impl Running {
         })
     }
 
-    fn kill(&mut self) {
+    fn kill(&self) {
         let _gone = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
     }
 }
