@@ -50,11 +50,15 @@ fn some(jobs: Vec<Job>, many: usize, stop: &AtomicBool) -> io::Result<Vec<Outcom
         if running.is_empty() {
             return Ok(outcomes);
         }
+        if stop.load(Ordering::Relaxed) {
+            running.iter().for_each(Running::kill);
+            return Err(io::Error::other("interrupted"));
+        }
         let mut at = 0;
         while at < running.len() {
             let one: &mut Running = &mut running[at];
             let stalls = one.begun.elapsed() > one.job.limit;
-            if stalls || stop.load(Ordering::Relaxed) {
+            if stalls {
                 one.kill();
             }
             match one.child.try_wait()? {
@@ -67,9 +71,6 @@ fn some(jobs: Vec<Job>, many: usize, stop: &AtomicBool) -> io::Result<Vec<Outcom
                     outcomes.push(outcome);
                 }
             }
-        }
-        if stop.load(Ordering::Relaxed) && running.is_empty() {
-            return Err(io::Error::other("interrupted"));
         }
         std::thread::sleep(LOOK);
     }
