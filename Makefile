@@ -278,12 +278,25 @@ KVDEPOT_NO_SKIPS ?= 1
 .PHONY: test test-rust test-python test-all
 test: check-test test-rust test-python ## All tests with fixed seeds, the end-to-end ones on real vLLM too
 
+# The runner builds all test programs and runs several at the same time. Its last lines are the
+# failed tests and `N passed, N failed, N skipped`; durations are in build/test-rust.json.
+suite = cargo run --quiet -p kvdepot-testkit --bin suite --
+
 test-rust:
-	$(call say,Rust: unit$(,) property$(,) crash and corruption tests)
-	cargo test --workspace --exclude kvdepot-python
-	$(call say,Rust: every interleaving of the join)
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/loom \
-		cargo test -p kvdepot-plan --test loom_join --release
+	$(call say,Rust: unit$(,) property$(,) crash and corruption tests$(,) every interleaving of the join)
+	$(suite) run
+
+.PHONY: check
+check: ## Lints and quick tests of one crate, such as CRATE=store
+	$(call say,clippy of kvdepot-$(or $(CRATE),$(error CRATE=<name> is not given)))
+	cargo clippy --quiet -p kvdepot-$(CRATE) --all-targets -- -D warnings
+	$(call say,tests of less than 5 s$(,) and the simulator)
+	$(suite) check $(CRATE)
+
+.PHONY: test-names
+test-names: package ## Write the names of all tests to tests/names.txt
+	$(suite) names $(BIN)/python > build/names.txt
+	mv build/names.txt tests/names.txt
 
 test-python: package $(VENV)/.model $(VENV)/.lmcache
 	$(call say,Python: unit$(,) integration and engine tests)
@@ -338,17 +351,20 @@ test-unsafe: ## Unsafe code and threads under Miri and the sanitizers; needs a n
 		CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/miri \
 		cargo +nightly miri test -p kvdepot-plan -p kvdepot-media --lib -- --skip cuda::
 	@$(nightly); MIRIFLAGS=-Zmiri-disable-isolation CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/miri \
-		cargo +nightly miri test -p kvdepot-alloc --test shared
+		cargo +nightly miri test -p kvdepot-alloc --test pools shared::
 	$(call say,ThreadSanitizer: data races)
-	@$(nightly); $(call sanitized,thread) -p kvdepot-media --test copier --test staged
+	@$(nightly); $(call sanitized,thread) -p kvdepot-media --test memory \
+		-- copier:: staged::
 	@$(nightly); $(call sanitized,thread) -p kvdepot-media --lib -- conformance
 	@# One at a time: this sanitizer does not see that addresses of a mapping that is gone are new.
-	@$(nightly); $(call sanitized,thread) -p kvdepot-service --test concurrency \
-		--test service --test service_ends -- --test-threads=1
-	@$(nightly); $(call sanitized,thread) -p kvdepot-store --test pipeline -- --test-threads=1
-	@$(nightly); $(call sanitized,thread) -p kvdepot-alloc --test shared
+	@$(nightly); $(call sanitized,thread) -p kvdepot-service --test owner \
+		--test clients -- --test-threads=1 concurrency:: service:: service_ends::
+	@$(nightly); $(call sanitized,thread) -p kvdepot-store --test depot \
+		-- --test-threads=1 pipeline::
+	@$(nightly); $(call sanitized,thread) -p kvdepot-alloc --test pools -- shared::
 	$(call say,AddressSanitizer: memory that is gone)
-	@$(nightly); $(call sanitized,address) -p kvdepot-media --test copier --test staged --test mapping
+	@$(nightly); $(call sanitized,address) -p kvdepot-media --test memory \
+		-- copier:: staged:: mapping::
 
 # Builds each target with libFuzzer, runs it for so long, and keeps what it learnt in fuzz/corpus.
 FUZZ_SECONDS ?= 60

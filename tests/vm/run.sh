@@ -24,7 +24,7 @@ here=tests/vm work=build/vm
 root=$work/root
 nvdimm_size=130M # of which labels and the namespace's own tables take some
 patience=1200 # seconds for one boot, on a machine that does other things too
-programs=(device_dax block_device power_cuts)
+programs=(machine)
 boots=${*:-first second disks rdma}
 faster='nokaslr mitigations=off random.trust_cpu=on no_timer_check cryptomgr.notests'
 
@@ -100,7 +100,7 @@ build_programs() {
     command=$target/debug/kvdepot
     built=$("${build[@]}" 2>&1)
     for program in "${programs[@]}"; do
-        tests[$program]=$(sed -n "s/.*Executable .*$program.rs (\(.*\))$/\1/p" <<<"$built")
+        tests[$program]=$(sed -n "s/.*Executable .*$program.main.rs (\(.*\))$/\1/p" <<<"$built")
     done
     built=$("${unit[@]}" 2>&1)
     tests[transfer]=$(sed -n "s/.*Executable .*lib.rs (\(.*\))$/\1/p" <<<"$built")

@@ -2,12 +2,14 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::IntoRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -140,9 +142,47 @@ impl Drop for Etcd {
     }
 }
 
-/// Ports that nobody has now.
+/// Reserves two ports of this host until the process ends.
+///
+/// A socket that is bound and does not listen keeps the system from giving its port to others.
+/// A listener that asks for the port by its number gets it, as both sockets have `SO_REUSEADDR`.
+///
+/// # Panics
+/// When the system has no port.
 #[must_use]
 pub fn free_ports() -> [u16; 2] {
-    let listeners = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-    listeners.map(|listener| listener.local_addr().unwrap().port())
+    [0, 1].map(|_| {
+        let socket = net::socket_with(
+            AddressFamily::INET,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        );
+        let socket = socket.unwrap();
+        net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+        net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = SocketAddr::try_from(net::getsockname(&socket).unwrap()).unwrap();
+        let _stays_open = socket.into_raw_fd();
+        address.port()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_reserved_port_is_given_to_a_listener_that_names_it_alone() {
+        let ports = free_ports();
+        for _ in 0..2 {
+            let others: Vec<TcpListener> = (0..200)
+                .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
+                .collect();
+            let own = ports.map(|port| TcpListener::bind(("127.0.0.1", port)).unwrap());
+            let other = |one: &TcpListener| ports.contains(&one.local_addr().unwrap().port());
+            assert!(!others.iter().any(other) && own.iter().all(other));
+        }
+    }
 }

@@ -8,6 +8,8 @@
     reason = "a test may stop where the tree cannot be read"
 )]
 
+mod mutants;
+mod pages;
 mod rooms;
 mod tree;
 
@@ -217,6 +219,40 @@ fn unsafe_code_is_confined() {
         unsafe_is_confined,
         &[File::new("crates/a/src/lib.rs", "//! A.\n")],
     );
+}
+
+/// Cargo looks for examples in a crate's documentation for seconds, also where there are none.
+fn examples_are_run(files: &[File]) -> Vec<String> {
+    let is_off = |file: &File| {
+        let folder = file.path.split("/src/").next().unwrap_or_default();
+        let manifest = format!("{folder}/Cargo.toml");
+        let mut manifests = files.iter().filter(|other| other.path == manifest);
+        manifests.any(|manifest| manifest.text.contains("doctest = false"))
+    };
+    let has_example = |file: &&File| {
+        let docs = file.text.lines().filter_map(|line| {
+            let line = line.trim_start();
+            line.strip_prefix("///")
+                .or_else(|| line.strip_prefix("//!"))
+        });
+        let fences = docs.filter_map(|line| line.trim_start().strip_prefix("```"));
+        fences.step_by(2).any(|language| language != "text")
+    };
+    let sources = files
+        .iter()
+        .filter(|file| file.is_rust() && file.path.contains("/src/"));
+    let offences = sources.filter(has_example).filter(|file| is_off(file));
+    offences
+        .map(|file| format!("{}: its crate has `doctest = false`", file.path))
+        .collect()
+}
+
+#[test]
+fn examples_in_documentation_are_run() {
+    holds(examples_are_run);
+    let manifest = File::new("crates/a/Cargo.toml", "[lib]\ndoctest = false\n");
+    let source = File::new("crates/a/src/a.rs", "/// ```\n/// f();\n/// ```\n");
+    notices(examples_are_run, &[manifest, source]);
 }
 
 /// Names in a table of a Cargo.toml, without the workspace's own crates.

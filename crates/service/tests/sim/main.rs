@@ -282,7 +282,11 @@ fn main() {
         Hosts.name(),
         Talks.name(),
     ];
-    if std::env::args().any(|arg| arg == "--list") || !names.iter().any(|name| chosen(name)) {
+    if std::env::args().any(|arg| arg == "--list") {
+        names.iter().for_each(|name| println!("{name}: test"));
+        return;
+    }
+    if !names.iter().any(|name| chosen(name)) {
         return;
     }
     log::listen();

@@ -1,6 +1,5 @@
 //! Depots of several hosts in one process, each of which has its share of all.
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -8,6 +7,7 @@ use kvdepot_store::{
     BlockBuffers, Buffer, Config, Depot, Key, Kinds, Namespace, NamespaceSpec, Outcome, TierStats,
 };
 use kvdepot_testkit::bytes::content;
+use kvdepot_testkit::etcd::free_ports;
 use kvdepot_transfer::tier_kind;
 use serde_json::{Value, json};
 
@@ -16,10 +16,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Addresses that nobody listens at.
 pub(crate) fn addresses(count: usize) -> Vec<String> {
-    let listen = |_| TcpListener::bind("127.0.0.1:0").unwrap();
-    let listeners: Vec<TcpListener> = (0..count).map(listen).collect();
-    let address = |one: &TcpListener| one.local_addr().unwrap().to_string();
-    listeners.iter().map(address).collect()
+    let address = |_| format!("127.0.0.1:{}", free_ports()[0]);
+    (0..count).map(address).collect()
 }
 
 /// Hosts `a`, `b` and so on, that are the same everywhere.

@@ -1,0 +1,4 @@
+//! Batches: planning and joining.
+
+mod join;
+mod model_plan;

@@ -1,0 +1,8 @@
+//! Tests that need a block device, a DAX device or disks; `tests/vm/run.sh` provides them.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod block_device;
+mod device_dax;
+mod power_cuts;

@@ -1,0 +1,91 @@
+//! ds4's files as sessions and back.
+
+use std::path::Path;
+
+use crate::files;
+use kvdepot_session::{Error, Sessions, Spec, export, export_ds4, import, import_ds4};
+use kvdepot_store::{Config, NamespaceSpec};
+use serde_json::json;
+
+fn sessions(home: &Path) -> Sessions {
+    let settings = json!({
+        "socket": "off", "lanes": 1, "cache": {"capacity": "64MiB"},
+        "posix": {"path": home.join("posix"), "capacity": "256MiB"},
+    });
+    let config = Config::new("Cache|Posix", &settings).unwrap();
+    let depot = kvdepot_service::open(&config).unwrap();
+    let spec = Spec::new(NamespaceSpec {
+        model: "ds4".into(),
+        dtype: "q2".into(),
+        block_tokens: 256,
+        ..NamespaceSpec::default()
+    });
+    Sessions::open(depot, &spec).unwrap()
+}
+
+#[test]
+fn a_file_comes_back_to_the_byte_also_from_another_depot() {
+    let (home, away) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let one = sessions(home.path());
+    let path = home.path().join("a.kv");
+    let whole = files::flash(&path, 1000, 1, b"trailer");
+    let imported = import_ds4(&one, &path).unwrap();
+    assert_eq!(imported.tokens, 1000);
+    let back = home.path().join("back.kv");
+    assert_eq!(
+        export_ds4(&one, imported.id, &back).unwrap(),
+        whole.len() as u64
+    );
+    assert!(std::fs::read(&back).unwrap() == whole);
+    let archive = home.path().join("a.kvs");
+    export(&one, imported.id, &archive).unwrap();
+    let other = sessions(away.path());
+    import(&other, &archive).unwrap();
+    export_ds4(&other, imported.id, &back).unwrap();
+    assert!(std::fs::read(&back).unwrap() == whole);
+    let found = other
+        .lookup_text(b"the rendered text, and more", 1)
+        .unwrap();
+    assert_eq!(found[0].tokens.len(), 1000);
+}
+
+#[test]
+fn a_longer_file_shares_what_it_begins_with_and_other_bits_stay_theirs() {
+    let home = tempfile::tempdir().unwrap();
+    let one = sessions(home.path());
+    let path = |name: &str| home.path().join(name);
+    let short = files::flash(&path("short.kv"), 1024, 1, b"");
+    let long = files::flash(&path("long.kv"), 1280, 1, b"");
+    // The same tokens, computed in other steps.
+    let other = files::flash(&path("other.kv"), 1280, 2, b"");
+    let ids: Vec<_> = ["short.kv", "long.kv"]
+        .iter()
+        .map(|name| import_ds4(&one, &path(name)).unwrap().id)
+        .collect();
+    let before = one.list().len();
+    for (id, whole) in ids.iter().zip([&short, &long]) {
+        export_ds4(&one, *id, &path("back.kv")).unwrap();
+        assert!(std::fs::read(path("back.kv")).unwrap() == *whole);
+    }
+    let id = import_ds4(&one, &path("other.kv")).unwrap().id;
+    export_ds4(&one, id, &path("back.kv")).unwrap();
+    assert!(std::fs::read(path("back.kv")).unwrap() == other);
+    // Of the same tokens one manifest holds, the last.
+    assert_eq!(one.list().len(), before);
+    export_ds4(&one, ids[0], &path("back.kv")).unwrap();
+    assert!(std::fs::read(path("back.kv")).unwrap() == short);
+}
+
+#[test]
+fn what_is_no_file_of_ds4_is_refused_and_leaves_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let one = sessions(home.path());
+    let path = home.path().join("a.kv");
+    let whole = files::flash(&path, 600, 1, b"");
+    for len in [0, 10, 60, whole.len() / 2, whole.len() - 1] {
+        std::fs::write(&path, &whole[..len]).unwrap();
+        let refused = import_ds4(&one, &path).unwrap_err();
+        assert!(matches!(refused, Error::Malformed { .. }), "{refused}");
+    }
+    assert!(one.list().is_empty());
+}

@@ -1,0 +1,103 @@
+//! A directory stays within its capacity whatever its sharers do, at every moment, and is used.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::common::{PATIENCE, eventually, namespace, put};
+use crate::folder::{look, open_with};
+use kvdepot_testkit::child::{self, Child};
+use kvdepot_testkit::{Rng, rounds};
+use serde_json::json;
+
+const CAPACITY: u64 = 32 << 20;
+
+#[test]
+fn four_processes_at_full_speed_keep_a_directory_within_its_capacity_and_use_it() {
+    const TEST: &str = concat!(
+        "posix_bounds::",
+        "four_processes_at_full_speed_keep_a_directory_within_its_capacity_and_use_it"
+    );
+    if let Some(role) = child::role() {
+        let at = child::value("at");
+        let depot = open_with("Posix", Path::new(&at), json!({"capacity": CAPACITY}));
+        let ns = namespace(&depot);
+        let mut rng = Rng::new(role.parse().unwrap());
+        child::say("open");
+        let first: u64 = role.parse::<u64>().unwrap() << 32;
+        let (mut stored, mut refused) = (0_u64, 0_u64);
+        for call in 0.. {
+            let len = [5000, 70_001, 300_000][rng.below(3) as usize];
+            let numbers: Vec<u64> = (first + call * 8..first + call * 8 + 8).collect();
+            for kept in put(&ns, &numbers, len) {
+                match kept {
+                    true => stored += 1,
+                    false => refused += 1,
+                }
+            }
+            if call % 16 == 15 {
+                child::say(&format!("{stored} {refused}"));
+            }
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let at = [("at", dir.path().to_str().unwrap())];
+    let mut writers = ["1", "2", "3", "4"].map(|role| Child::start(TEST, role, &at));
+    writers.iter_mut().for_each(|writer| writer.expect("open"));
+    let mut last = look(dir.path());
+    let (mut most, mut least, mut looks) = (0, u64::MAX, 0_u64);
+    let mut full_since: Option<Instant> = None;
+    let begun = Instant::now();
+    let lasts = Duration::from_secs(rounds(5));
+    while full_since.is_none_or(|since| since.elapsed() < lasts) {
+        assert!(
+            begun.elapsed() < PATIENCE + lasts,
+            "it is never full: {least} to {most}"
+        );
+        let now = look(dir.path());
+        looks += 1;
+        // All of these were there at one moment, the one between the looks.
+        let both: u64 = now
+            .iter()
+            .filter(|(which, _)| last.contains_key(*which))
+            .map(|(_, room)| room)
+            .sum();
+        assert!(
+            both <= CAPACITY * 105 / 100,
+            "{both} of {CAPACITY} bytes at once"
+        );
+        most = most.max(both);
+        let all: u64 = now.values().sum();
+        if full_since.is_some() {
+            // One look may miss what comes behind it.
+            let again = || look(dir.path()).values().sum::<u64>();
+            let enough = all >= CAPACITY * 8 / 10 || (0..3).any(|_| again() >= CAPACITY * 8 / 10);
+            assert!(enough, "{all} of {CAPACITY} bytes are used");
+            least = least.min(all);
+        } else if all >= CAPACITY * 85 / 100 {
+            full_since = Some(Instant::now());
+        }
+        last = now;
+    }
+    let mut sums = [0_u64; 2];
+    for writer in &mut writers {
+        writer.kill();
+        let mut said = String::new();
+        while let Some(line) = writer.line() {
+            said = line;
+        }
+        for (sum, number) in sums.iter_mut().zip(said.split(' ')) {
+            *sum += number.parse::<u64>().unwrap();
+        }
+    }
+    let [stored, refused] = sums;
+    println!("{looks} looks: {least} to {most} of {CAPACITY}; {stored} stored, {refused} refused");
+    assert!(
+        stored > 20 * refused,
+        "{stored} were stored, {refused} refused"
+    );
+    // What they were writing is left, and granted, until somebody looks.
+    let depot = open_with("Posix", dir.path(), json!({"capacity": CAPACITY}));
+    let ns = namespace(&depot);
+    eventually("room", || put(&ns, &[1], 70_001) == [true]);
+    depot.close();
+}

@@ -1,0 +1,210 @@
+//! A file system that hangs, under the tier `Posix`: at whatever call it does, what is asked of it
+//! is a miss or not stored when its time is over, the other tiers go on, and a close ends.
+
+use std::time::{Duration, Instant};
+
+use crate::common::{self, eventually, get, has, key, namespace, put};
+use crate::fuse;
+use crate::fuse::Mounted;
+use kvdepot_store::{Config, Depot, Namespace, Outcome};
+use serde_json::json;
+
+/// Several reads of the file system, and several writes.
+const LEN: usize = 300_001;
+
+const TIER: Duration = Duration::from_millis(500);
+const CLOSE: Duration = Duration::from_millis(1300);
+
+/// What a busy machine may add, where nothing hangs for longer.
+const BUSY: Duration = Duration::from_millis(1500);
+
+fn open(mounted: &Mounted, pipeline: &str, direct: &str) -> Depot {
+    let mut settings = json!({
+        "lanes": 2, "lookup_timeout": "200ms", "tier_timeout": "500ms", "close_timeout": "300ms",
+        "posix": {
+            "path": mounted.dir.join("posix"), "capacity": "64MiB", "durability": "power",
+            "direct": direct,
+        },
+    });
+    if pipeline.contains("Cache") {
+        settings["cache"] = json!({"capacity": "32MiB"});
+    }
+    Depot::open(&Config::new(pipeline, &settings).unwrap()).unwrap()
+}
+
+/// Where a file system may hang, how many of these calls it answers before, and whether the page
+/// cache is used.
+const READS: [(&str, usize, &str); 5] = [
+    ("lookup", 0, "true"),
+    ("open", 0, "true"),
+    // The header; then the payload.
+    ("read", 0, "true"),
+    ("read", 2, "true"),
+    ("read", 2, "false"),
+];
+const WRITES: [(&str, usize, &str); 10] = [
+    ("lookup", 0, "true"),
+    ("create", 0, "true"),
+    ("fallocate", 0, "true"),
+    // The payload, and one of the headers.
+    ("write", 0, "true"),
+    ("write", 0, "false"),
+    ("write", 9, "true"),
+    ("fsync", 0, "true"),
+    ("fsyncdir", 0, "true"),
+    ("rename", 0, "true"),
+    ("rename", 1, "true"),
+];
+
+/// Everything at once.
+const ALL: &str = "lookup getattr setattr mkdir unlink rmdir rename open read write release fsync \
+                   flush opendir readdir releasedir fsyncdir create fallocate statfs";
+
+fn in_time<T>(what: &str, limit: Duration, call: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let answer = call();
+    let took = begun.elapsed();
+    assert!(took < limit + BUSY, "{what} took {took:?}");
+    answer
+}
+
+/// What is in a depot that opens after all: everything, and nothing is held or counted for ever.
+fn whole(mounted: &Mounted, numbers: &[u64]) {
+    mounted.calm();
+    let depot = open(mounted, "Posix", "auto");
+    let ns = namespace(&depot);
+    assert!(has(&ns, numbers, LEN));
+    let fresh: Vec<u64> = numbers.iter().map(|number| number + 500_000).collect();
+    assert!(put(&ns, &fresh, LEN).iter().all(|stored| *stored));
+    assert!(has(&ns, &fresh, LEN));
+    at_rest(&depot);
+    depot.close();
+}
+
+fn at_rest(depot: &Depot) {
+    eventually("the end of pins and reservations", || {
+        let tiers = depot.stats().tiers;
+        tiers
+            .iter()
+            .all(|tier| tier.pinned_blocks + tier.reserved_blocks == 0)
+    });
+}
+
+fn reads_hang(mounted: &Mounted, ns: &Namespace, number: u64, what: &str) {
+    let outcome = in_time(what, TIER, || get(ns, &[number], LEN));
+    assert_ne!(outcome, [Outcome::Done], "{what}");
+    assert!(mounted.hanging() > 0, "{what}: nothing hangs");
+}
+
+#[test]
+fn a_read_that_hangs_is_a_miss_in_time_and_a_close_ends() {
+    fuse::over(
+        "posix_hung::a_read_that_hangs_is_a_miss_in_time_and_a_close_ends",
+        |mounted| {
+            let mut next = 0;
+            for (call, passed, direct) in READS {
+                let what = format!("{call}, after {passed}, direct {direct}");
+                next += 10;
+                let numbers = [next, next + 1, next + 2];
+                let depot = open(mounted, "Posix", direct);
+                assert_eq!(put(&namespace(&depot), &numbers, LEN), [true; 3]);
+                depot.close();
+                let depot = open(mounted, "Posix", direct);
+                let ns = namespace(&depot);
+                mounted.hang_after(passed, call);
+                reads_hang(mounted, &ns, next, &what);
+                in_time(&what, CLOSE, || depot.close());
+                whole(mounted, &numbers);
+            }
+        },
+    );
+}
+
+#[test]
+fn a_write_that_hangs_is_not_stored_and_a_close_ends() {
+    fuse::over(
+        "posix_hung::a_write_that_hangs_is_not_stored_and_a_close_ends",
+        |mounted| {
+            let mut next = 0;
+            for (call, passed, direct) in WRITES {
+                let what = format!("{call}, after {passed}, direct {direct}");
+                next += 10;
+                let depot = open(mounted, "Posix", direct);
+                let ns = namespace(&depot);
+                assert_eq!(put(&ns, &[next, next + 1], LEN), [true; 2]);
+                mounted.hang_after(passed, call);
+                let all = [next + 2, next + 3, next + 4];
+                let stored = in_time(&what, 2 * TIER, || put(&ns, &all, LEN));
+                assert!(stored.contains(&false), "{what}: {stored:?}");
+                assert!(mounted.hanging() > 0, "{what}: nothing hangs");
+                in_time(&what, CLOSE, || depot.close());
+                // What was said to be stored is.
+                let stored = all.iter().zip(stored).filter(|(_, stored)| *stored);
+                let mut there: Vec<u64> = stored.map(|(number, _)| *number).collect();
+                there.extend([next, next + 1]);
+                whole(mounted, &there);
+            }
+        },
+    );
+}
+
+#[test]
+fn a_block_that_is_removed_while_its_publication_hangs_does_not_come_back() {
+    fuse::over(
+        "posix_hung::a_block_that_is_removed_while_its_publication_hangs_does_not_come_back",
+        |mounted| {
+            let depot = open(mounted, "Posix", "true");
+            let ns = namespace(&depot);
+            for (number, clears) in [(1, false), (2, true)] {
+                mounted.hang("fsync");
+                assert_eq!(put(&ns, &[number], LEN), [false]);
+                assert!(mounted.hanging() > 0, "nothing hangs");
+                let removed = match clears {
+                    true => ns.clear(),
+                    false => ns.remove(&[key(number)]),
+                };
+                assert_eq!(removed.unwrap(), 0);
+                mounted.calm();
+                at_rest(&depot);
+                assert_eq!(ns.contains(&[key(number)]).unwrap(), [false]);
+            }
+            depot.close();
+        },
+    );
+}
+
+#[test]
+fn other_tiers_go_on_and_the_tier_too_once_it_answers() {
+    fuse::over(
+        "posix_hung::other_tiers_go_on_and_the_tier_too_once_it_answers",
+        |mounted| {
+            let depot = open(mounted, "Cache|Posix", "auto");
+            let ns = namespace(&depot);
+            let near: Vec<u64> = (0..20).collect();
+            assert!(put(&ns, &near, LEN).iter().all(|stored| *stored));
+            mounted.hang(ALL);
+            // Once it is left alone, nobody waits for it at all.
+            for number in 1000..1004 {
+                in_time("a miss", TIER, || get(&ns, &[number], LEN));
+            }
+            for number in &near {
+                in_time("a hit", Duration::ZERO, || {
+                    assert!(has(&ns, &[*number], LEN))
+                });
+            }
+            let task = common::start_put(&ns, &[2000, 2001], LEN);
+            in_time("release", TIER, || task.wait_released(Some(BUSY)).unwrap());
+            assert!(has(&ns, &[2000], LEN), "it is near");
+            in_time("the end of a put", 4 * TIER, || {
+                task.wait(Some(BUSY + 4 * TIER)).unwrap()
+            });
+            mounted.calm();
+            eventually("a put that is stored", || put(&ns, &[3000], LEN) == [true]);
+            at_rest(&depot);
+            mounted.hang(ALL);
+            in_time("a close", CLOSE, || depot.close());
+            drop(depot);
+            whole(mounted, &near);
+        },
+    );
+}
