@@ -16,71 +16,24 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 cache_utils = pytest.importorskip("transformers.cache_utils")
 
-from kvdepot.transformers import PrefixCache  # noqa: E402
-
-PIECE = 16
-WINDOW = 24
-SMALL: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 1024,
-}
-HYBRID = {
-    "num_hidden_layers": 4,
-    "sliding_window": WINDOW,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-}
-KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {}),
-    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", HYBRID),
-    "mistral": ("MistralConfig", "MistralForCausalLM", {"sliding_window": WINDOW}),
-}
-
-
-def model_of(kind: str, seed: int = 0, dtype: Any = torch.float32, **options: Any) -> Any:
-    config, model, own = KINDS[kind]
-    torch.manual_seed(seed)
-    made = getattr(transformers, config)(**SMALL | own | options)
-    return getattr(transformers, model)(made).eval().to(dtype)
-
-
-def prompt_of(tokens: int, seed: int = 1) -> Any:
-    return torch.randint(1, 128, (1, tokens), generator=torch.Generator().manual_seed(seed))
-
-
-def open_depot(path: Path) -> kvdepot.Depot:
-    posix = {"path": str(path), "capacity": "64MiB"}
-    return kvdepot.open("Posix", {"posix": posix, "socket": "off"})
+from prefix_models import (  # noqa: E402
+    KINDS,
+    PIECE,
+    WINDOW,
+    greedy,
+    logits,
+    model_of,
+    open_depot,
+    prefixes_of,
+    prompt_of,
+    same,
+)
 
 
 @pytest.fixture
 def depot(tmp_path: Path) -> Iterator[kvdepot.Depot]:
     with open_depot(tmp_path / "kv") as depot:
         yield depot
-
-
-def prefixes_of(depot: kvdepot.Depot, model: Any, **options: Any) -> PrefixCache:
-    return PrefixCache(depot, model, **{"piece_tokens": PIECE} | options)
-
-
-def greedy(model: Any, prompt: Any, tokens: int = 12) -> Any:
-    mask = torch.ones_like(prompt)
-    return model.generate(prompt, attention_mask=mask, max_new_tokens=tokens, do_sample=False)
-
-
-def logits(model: Any, tokens: Any, cache: Any = None) -> Any:
-    with torch.no_grad():
-        return model(tokens, past_key_values=cache).logits
-
-
-def same(one: Any, other: Any) -> bool:
-    """Prompts computed in other steps are multiplied in other shapes: the last bits differ."""
-    return torch.allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -426,100 +379,6 @@ def test_caches_and_batches_are_refused(depot: kvdepot.Depot) -> None:
     logits(model_of("qwen3"), prompt, other)
     with pytest.raises(kvdepot.InputError, match=r"layers\[2\] is empty"):
         prefixes.save(prompt, other)
-
-
-@pytest.mark.parametrize(
-    ("said", "wrong"),
-    [
-        ("input_ids is text .'Hello'.; allowed: token ids", "Hello"),
-        ("input_ids is text .b'Hello'.; allowed: token ids", b"Hello"),
-        ("input_ids is a list that is no tensor .*; allowed: ", [[1, 2, 3], [4, 5]]),
-        ("input_ids is a list that is no tensor .*; allowed: ", ["Hello"]),
-        ("input_ids is a NoneType that is no tensor .*; allowed: ", None),
-        ("input_ids is a list that is no tensor .*; allowed: ", [1 << 70]),
-        ("input_ids.shape is .2, 3.; allowed: ", [[1, 2, 3], [4, 5, 6]]),
-        ("input_ids.dtype is torch.float32; allowed: integers", [1.5, 2.0]),
-        ("input_ids.dtype is torch.bool; allowed: integers", [True, False]),
-        ("input_ids is a mapping with nothing; allowed: attention_mask and input_ids", {}),
-        ("mapping with 'input_ids', 'images'; allowed", {"input_ids": [1, 2], "images": [0]}),
-        ("attention_mask is of .1, 3. with 1 ones; allowed: 3 ones", (["a", "a b c"], True)),
-        ("input_ids.shape is .2, 3.; allowed: ", (["a b c", "c b a"], True)),
-        ("input_ids is a list that is no tensor .*; allowed: ", (["a", "a b c"], False)),
-    ],
-)
-def test_input_that_is_not_one_sequence_of_tokens_is_refused(
-    depot: kvdepot.Depot, said: str, wrong: Any
-) -> None:
-    model = model_of("qwen3")
-    prefixes = prefixes_of(depot, model)
-    if isinstance(wrong, tuple):
-        texts, padded = wrong
-        wrong = tokenizer()(texts, padding=padded)
-        if "attention_mask" in said:
-            wrong = {name: ids[:1] for name, ids in wrong.items()}
-    calls = (prefixes.load, prefixes.prefill, prefixes.generate)
-    for call in (*calls, lambda ids: prefixes.save(ids, transformers.DynamicCache())):
-        with pytest.raises(kvdepot.InputError, match=said):
-            call(wrong)
-
-
-def tokenizer() -> Any:
-    """Words that are letters; it pads on the left, as for answers."""
-    tokenizers = pytest.importorskip("tokenizers")
-    words = {"<pad>": 0} | {letter: at for at, letter in enumerate("abcdefghij", 1)}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<pad>"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>")
-    fast.padding_side = "left"
-    fast.chat_template = "{% for one in messages %}{{ one.content }} {% endfor %}"
-    return fast
-
-
-def test_what_a_tokenizer_returns_is_a_prompt(depot: kvdepot.Depot) -> None:
-    model = model_of("qwen3")
-    prefixes = prefixes_of(depot, model)
-    said = "a b c d e f g h i j " * 5
-    first = tokenizer().apply_chat_template(
-        [{"role": "user", "content": said}], return_tensors="pt", return_dict=True
-    )
-    assert isinstance(first, transformers.BatchEncoding)
-    answer = prefixes.generate(first, max_new_tokens=4, do_sample=False)
-    assert torch.equal(answer.output, greedy(model, first["input_ids"], 4))
-    for again in (first, dict(first), tokenizer()(said), tokenizer()([said]), first["input_ids"]):
-        assert prefixes.load(again)[1] == 48
-    # As model.generate takes it.
-    assert prefixes.generate(**first, max_new_tokens=4).cached_tokens == 48
-    mask = [1] * 50
-    assert prefixes.generate(first["input_ids"], attention_mask=mask).cached_tokens == 48
-
-
-@pytest.mark.parametrize("weights", [None, "named"])
-def test_a_model_of_another_type_goes_on_with_prefixes_of_its_own(
-    depot: kvdepot.Depot, weights: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    model, prompt = model_of("gemma3"), prompt_of(60)
-    prefixes = prefixes_of(depot, model, weights=weights)
-    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
-    first, old = prefixes.generate(prompt, **options), prefixes.load(prompt)[0]
-    model.bfloat16()
-    with caplog.at_level(logging.WARNING, logger="kvdepot.transformers"):
-        other = prefixes.generate(prompt, **options)
-        assert (other.cached_tokens, other.cache_write_tokens > 0) == (0, True)
-        assert torch.equal(other.output, greedy(model, prompt, 4))
-        cache, cached = prefixes.load(prompt)
-        assert (cached, cache.layers[0].keys.dtype) == (59, torch.bfloat16)
-        assert prefixes.generate(prompt, **options).cached_tokens == 59
-        with pytest.raises(kvdepot.InputError, match=r"dtype is torch.float32; .* the model's"):
-            prefixes.save(prompt, old)
-        # Rounded weights are others, unless their name says that they are the same.
-        model.float()
-        again = prefixes.generate(prompt, **options)
-        assert again.cached_tokens == (59 if weights else 0)
-    assert caplog.text == ""
-    assert first.cached_tokens == 0
-    model.double()
-    with pytest.raises(kvdepot.InputError, match=r"model.dtype is torch.float64; allowed: "):
-        prefixes.generate(prompt, **options)
 
 
 def test_a_cache_without_windows_is_cut_to_them(depot: kvdepot.Depot) -> None:
