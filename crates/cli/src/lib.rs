@@ -41,6 +41,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> i32 {
         }
     };
     let mut output = Output::new(args.json);
+    let allowed = args.command.allowed();
     let result = log(usual_level(&args.command))
         .and_then(|()| run(args.command, &program, &mut output))
         .and_then(|status| {
@@ -56,6 +57,9 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> i32 {
             let _written = writeln!(stderr, "error: {error}");
             if let Some(hint) = error.hint() {
                 let _written = writeln!(stderr, "hint: {hint}");
+            }
+            if let Some(allowed) = allowed.filter(|_| error.is_about_target()) {
+                let _written = writeln!(stderr, "allowed: {allowed}");
             }
             FAILED
         }
