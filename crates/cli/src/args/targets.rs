@@ -1,7 +1,5 @@
 //! What the positional argument of a command may be: its help and its errors say the same.
 
-use super::Command;
-
 /// `PATH` of `ls` and `stat`.
 pub(crate) const READ: &str = "an arena (a file, a DAX or a block device), or unix:SOCKET, a depot \
                                that a process has open";
@@ -33,18 +31,4 @@ pub(crate) fn or_default(allowed: &str) -> String {
 pub(crate) fn sentence(allowed: &str) -> String {
     let (first, rest) = allowed.split_at(1);
     first.to_uppercase() + rest
-}
-
-impl Command {
-    /// What its PATH or DEPOT may be.
-    pub(crate) fn allowed(&self) -> Option<&'static str> {
-        match self {
-            Command::Ls(_) | Command::Stat(_) => Some(READ),
-            Command::Verify(_) => Some(VERIFY),
-            Command::Rm(_) => Some(RM),
-            Command::Session(_) => Some(DEPOT),
-            Command::Doctor(_) => Some(DOCTOR),
-            Command::Serve(_) | Command::Bench(_) => None,
-        }
-    }
 }
