@@ -68,7 +68,7 @@ LLAMA_PIN = $(shell sed -n 's/^llama-cpp-python==//p' requirements/llama.txt)
 $(VENV)/.llama: requirements/llama.txt $(VENV)/.dev
 	@ls $(LLAMA)/llama_cpp_python-$(LLAMA_PIN)-*.whl >/dev/null 2>&1 || { \
 		printf '\n\033[1m==> %s\033[0m\n' \
-			"building llama.cpp (10 to 30 minutes on two cores, once; it is kept in $(LLAMA))"; \
+			"building llama.cpp (3 to 4 minutes on two cores, once; it is kept in $(LLAMA))"; \
 		CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" $(BIN)/python -m pip wheel --quiet --no-deps \
 			--no-binary llama-cpp-python --wheel-dir $(LLAMA) llama-cpp-python==$(LLAMA_PIN); \
 	}

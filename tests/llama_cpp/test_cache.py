@@ -14,8 +14,10 @@ import pytest
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: see `make llama`")
 
 import kvdepot
+import llama_cpp
 from kvdepot.llama_cpp import KvdepotCache
-from llama_child import open_depot, tokens_of
+from llama_child import SETTINGS, logits_after, open_depot, tokens_of
+from real_model import REASON, smollm
 
 CHILD = Path(__file__).parent / "llama_child.py"
 KINDS = ["llama", "gemma", "mamba", "jamba"]
@@ -94,6 +96,31 @@ def test_a_prompt_that_is_stored_whole_has_its_last_token_computed(
                 assert cached == (300 if kind == "llama" else 299)
                 # What the Llama has itself it does not ask for.
                 assert answer(other, prompt) == without
+
+
+def test_a_real_model_goes_on_as_from_its_own_memory_to_the_bit(depot: kvdepot.Depot) -> None:
+    file = smollm() or pytest.skip(REASON)
+    page = (Path(__file__).parents[2] / "docs/sessions.md").read_text()[:2500]
+    settings = SETTINGS | {"flash_attn": True}
+    plain, storing, fresh = (llama_cpp.Llama(str(file), **settings) for _ in range(3))
+    first, second = (
+        plain.tokenize(f"{page}\n\nQuestion: What is a {word}?\nAnswer:".encode())
+        for word in ("session", "piece")
+    )
+    with kvdepot_cache(storing, depot) as cache:
+        before = answer(storing, first)
+        cache.flush()
+        with kvdepot_cache(fresh, depot) as other:
+            answered = answer(fresh, second)
+            cached = other.statistics()["last_cached_tokens"]
+    assert cached >= 384
+    # llama.cpp's own reuse of the same tokens: what comes behind them is taken back.
+    assert answer(plain, first) == before
+    plain.n_tokens = cached
+    assert answer(plain, second) == answered
+    assert logits_after(plain) == logits_after(fresh)
+    for llama in (plain, storing, fresh):
+        llama.close()
 
 
 class kvdepot_cache:  # noqa: N801

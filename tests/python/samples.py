@@ -6,13 +6,16 @@ A comment directly above a fence, which no reader sees, says how it is run:
     <!-- after: assert ok == [True] -->              Python that looks at what it did
     <!-- file: worker.py -->                         it is a file, which a later sample runs
     <!-- not run: needs a model -->                  it is checked as far as it can be
+    <!-- needs: torch, a model -->                   it is run where these modules are installed,
+                                                     and the model, which lies beside it then
 
-Paths of a machine are moved below a directory of the test, and GiB become MiB.
+Paths of a machine are moved below a directory of the test. GiB become MiB, but for a real model.
 """
 
 from __future__ import annotations
 
 import configparser
+import importlib.util
 import json
 import os
 import re
@@ -29,6 +32,7 @@ import kvdepot
 import pytest
 from kvdepot.lmcache import settings as lmcache_settings
 from kvdepot.vllm import settings as vllm_settings
+from real_model import FILE, REASON, smollm
 
 # It comes with the engines, which `make build` does not install.
 yaml = pytest.importorskip("yaml")
@@ -38,7 +42,8 @@ REPOSITORY = Path(__file__).parents[2]
 # What no tool reads: drawings, and what a command prints.
 PROSE = {"", "text"}
 SHELL = {"console", "sh", "bash"}
-MARKS = {"before", "after", "file", "not run"}
+MARKS = {"before", "after", "file", "not run", "needs"}
+MODEL = "a model"
 
 PATHS = re.compile(r"/(?:mnt|run|etc|dev/dax)(?=[/\d])[\w./-]*")
 SECONDS = 60
@@ -72,6 +77,15 @@ class Sample:
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
+
+    def lacks(self) -> str:
+        """Why it cannot be run here; empty where it can."""
+        for name in self.marks.get("needs", "").split(", "):
+            if name == MODEL and smollm() is None:
+                return REASON
+            if name not in ("", MODEL) and importlib.util.find_spec(name) is None:
+                return f"{name} is not installed"
+        return ""
 
 
 def pages() -> list[str]:
@@ -150,25 +164,31 @@ class Stage:
             "XDG_CACHE_HOME": str(self.root / "cache"),
         }
 
-    def small(self, text: str) -> str:
-        """The same with paths of this stage and little data."""
+    def small(self, text: str, unit: str = "MiB") -> str:
+        """The same with paths of this stage and, for GiB, little data."""
 
         def moved(path: re.Match[str]) -> str:
             place = self.root / path[0].lstrip("/")
             place.parent.mkdir(parents=True, exist_ok=True)
             return str(place)
 
-        return re.sub(r"(\d ?)GiB", r"\1MiB", PATHS.sub(moved, text))
+        return re.sub(r"(\d ?)GiB", r"\1" + unit, PATHS.sub(moved, text))
 
     def run(self, sample: Sample) -> None:
         """Run a sample; what is marked is only checked."""
         if before := sample.marks.get("before"):
             self.shell(self.small(before))
-        text = self.small(sample.text)
+        # A real model's rows need the space that the page gives them.
+        is_real = MODEL in sample.marks.get("needs", "")
+        text = self.small(sample.text, "GiB" if is_real else "MiB")
+        if is_real and (model := smollm()) and not (self.root / FILE).exists():
+            (self.root / FILE).symlink_to(model)
         if name := sample.marks.get("file"):
             (self.root / name).write_text(text)
-        elif "not run" in sample.marks:
+        elif "not run" in sample.marks or sample.lacks():
             check(sample, text)
+            if sample.lacks():
+                return
             if sample.language == "console":
                 self.console([one for one in commands(text) if one[0].startswith("kvdepot ")])
         elif sample.language == "python":

@@ -31,6 +31,9 @@ def test_samples_of(page: str, stage: Stage) -> None:
         pytest.importorskip("torch")
     for sample in HAVE[page]:
         stage.run(sample)
+    lacks = {reason for sample in HAVE[page] if (reason := sample.lacks())}
+    if lacks:
+        pytest.skip(f"samples that were only checked: {', '.join(sorted(lacks))}")
 
 
 @pytest.mark.unit
@@ -74,6 +77,18 @@ def test_what_is_not_run_is_checked(stage: Stage, language: str) -> None:
     page = f"<!-- not run: needs an engine -->\n```{language}\n{NOT_RUN[language]}\n```\n"
     (sample,) = samples("page.md", page)
     with pytest.raises(Exception, match=r"."):
+        stage.run(sample)
+
+
+@pytest.mark.unit
+def test_what_needs_a_module_is_run_where_that_is_installed(stage: Stage) -> None:
+    page = "<!-- needs: {} -->\n```python\nran = 1 / 0\n```\n"
+    (sample,) = samples("page.md", page.format("nowhere_to_be_found"))
+    assert sample.lacks() == "nowhere_to_be_found is not installed"
+    stage.run(sample)
+    (sample,) = samples("page.md", page.format("json, pathlib"))
+    assert sample.lacks() == ""
+    with pytest.raises(AssertionError, match="ZeroDivisionError"):
         stage.run(sample)
 
 

@@ -61,7 +61,9 @@ pub use inode::Inode;
 pub use key::{Identity, Key, NamespaceId};
 pub use leave::{Device, Room};
 pub use listing::Legacy;
-pub use make::{Promised, UNFINISHED, default_capacity, default_path, erase, erase_unfinished};
+pub use make::{
+    Promised, UNFINISHED, check_erasable, default_capacity, default_path, erase, erase_unfinished,
+};
 pub use medium::{Medium, Written, adopt};
 pub use open::Acquired;
 pub use options::{Access, Durability, Format, Options};

@@ -7,6 +7,7 @@ mod files;
 mod scale;
 mod session;
 mod sessions;
+pub(crate) mod targets;
 mod transfer;
 
 use std::path::PathBuf;
@@ -47,18 +48,21 @@ pub(crate) enum Command {
     /// An arena is read beside its owner, at its PATH. `unix:SOCKET` asks the process that has a
     /// depot open. Without PATH and options it lists the depots that processes of this user have
     /// open, with sockets in the runtime directory or named after kvdepot.
+    #[command(mut_arg("path", |path| path.help(targets::or_default(targets::READ))))]
     Ls(Ls),
     /// Size, fill, owner and age of an arena; counters of a live depot.
     ///
     /// An arena is read beside its owner, at its PATH. `unix:SOCKET` asks the process that has a
     /// depot open.
+    #[command(mut_arg("path", |path| path.help(targets::or_default(targets::READ))))]
     Stat(Stat),
     /// Reads every payload and names the blocks that do not verify; exit status 1 if any.
     ///
     /// Works while another process owns the arena: blocks that it replaces meanwhile do not count
-    /// as bad. Ctrl-C ends it with what was checked so far. PATH may also be a directory of the
-    /// tier Posix, or one block's file, wherever that was found: of one that does not verify, the
-    /// MiB of the payload that have rotted are named where its header tells.
+    /// as bad. Ctrl-C ends it with what was checked so far. If a block of a directory of the tier
+    /// Posix, or one block's file, does not verify, it names the MiB of the payload that are
+    /// corrupt, where the file's header tells.
+    #[command(mut_arg("path", |path| path.help(targets::or_default(targets::VERIFY))))]
     Verify(Verify),
     /// Removes blocks, an arena, or everything that kvdepot made.
     ///
@@ -66,7 +70,9 @@ pub(crate) enum Command {
     /// you have said yes: a file is deleted, a DAX device is no arena any more. Without PATH or
     /// --instance only blocks, of the default arena, are removed. An arena that a process owns is
     /// kept, and the process named; blocks of it, or of `unix:SOCKET`, are removed by that process,
-    /// where it has a socket.
+    /// where it has a socket. The directory of a tier of files is removed with `rm -r`, once no
+    /// process has the tier open.
+    #[command(mut_arg("path", |path| path.help(targets::or_default(targets::RM))))]
     Rm(Rm),
     /// Serves a depot to the processes of this host, until Ctrl-C, SIGTERM or SIGHUP.
     ///
@@ -425,8 +431,7 @@ pub(crate) struct Reopen {
 /// Which arena.
 #[derive(clap::Args)]
 pub(crate) struct ArenaArgs {
-    /// File, DAX or block device, the default arena unless given (that of Nvme where Dax has none);
-    /// or unix:SOCKET, a live depot.
+    // Its help is the command's (`targets`).
     pub(crate) path: Option<PathBuf>,
     /// The default arena of this instance.
     #[arg(long, value_name = "NAME", conflicts_with = "path")]
@@ -436,7 +441,8 @@ pub(crate) struct ArenaArgs {
 /// What `doctor` looks at besides the machine.
 #[derive(clap::Args)]
 pub(crate) struct DoctorArgs {
-    /// Where an `nvme.path` or `posix.path` shall lie: says whether direct I/O is to be had there.
+    /// Path of a future `nvme.path` or `posix.path`: the report says whether direct I/O works
+    /// there.
     pub(crate) path: Option<PathBuf>,
 }
 

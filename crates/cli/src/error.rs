@@ -1,6 +1,6 @@
 //! What ends a command, and what to do about it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use kvdepot_store::inspect::block_files;
 
@@ -36,6 +36,11 @@ pub(crate) enum Error {
     /// Nothing is where an arena was to be removed.
     #[error("{}: there is no arena, and nothing was removed", .0.display())]
     Absent(PathBuf),
+    /// A command reads an arena, and was given a depot's socket.
+    #[error(
+        "unix:{}: ls, stat, and rm with --namespace or --key ask the depot at a socket", .0.display()
+    )]
+    NotServed(PathBuf),
     /// A socket has its listener.
     #[error("{path}: a process listens there", path = path.display())]
     InUse {
@@ -96,6 +101,22 @@ impl Error {
         move |source| Error::Io { path, source }
     }
 
+    /// Whether the command's PATH or DEPOT is of a kind that it does not take.
+    pub(crate) fn is_about_target(&self) -> bool {
+        use kvdepot_store::Error as StoreError;
+        matches!(
+            self,
+            Error::NoArena {
+                default: false,
+                instance: None,
+                ..
+            } | Error::Absent(_)
+                | Error::NotServed(_)
+                | Error::Store(StoreError::Corrupt { .. })
+                | Error::Store(StoreError::Media(kvdepot_media::Error::WrongKind { .. }))
+        )
+    }
+
     /// What to do about it, where there is more to say than the error does.
     pub(crate) fn hint(&self) -> Option<String> {
         match self {
@@ -111,9 +132,6 @@ impl Error {
                     .into(),
             ),
             Error::Unconfirmed => Some("--yes removes without a question".into()),
-            Error::NoArena { .. } => {
-                Some("kvdepot stat without PATH looks at the default arena".into())
-            }
             Error::Owned { pid, host, .. }
             | Error::Store(kvdepot_store::Error::Locked { pid, host, .. }) => Some(format!(
                 "end process {pid} on {host} first; ls, stat and verify work beside it"
@@ -129,10 +147,19 @@ impl Error {
                 path,
                 found: "a directory",
             })) if matches!(block_files(path), Ok(Some(_))) => Some(format!(
-                "it has the blocks of a tier of files: kvdepot verify {} reads them, and unix:SOCKET \
-                 asks a process that has it open",
-                path.display()
+                "it has the blocks of a tier of files: kvdepot verify {path} reads them, kvdepot \
+                 session ls {path} lists its sessions, and unix:SOCKET asks a process that has it \
+                 open; once no process has, rm -r {path} removes it",
+                path = path.display()
             )),
+            Error::Store(kvdepot_store::Error::Config { field, value, .. })
+                if field == "pipeline" && Path::new(value.trim_matches('"')).exists() =>
+            {
+                let path = value.trim_matches('"');
+                Some(format!(
+                    "a pipeline names tiers, and the path is an option: Posix -o posix.path={path}"
+                ))
+            }
             Error::Host(kvdepot_host::Error::NotPrivate { path, .. }) => Some(format!(
                 "kvdepot keeps its files in directories of mode 700: {}",
                 path.display()

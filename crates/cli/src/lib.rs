@@ -18,7 +18,7 @@ mod status;
 use std::ffi::{OsStr, OsString};
 use std::io::{ErrorKind, Write};
 
-use args::{Args, Command};
+use args::{Args, Command, targets};
 use clap::{CommandFactory, Parser};
 use error::Error;
 use kvdepot_store::config::ucm::log_level;
@@ -41,6 +41,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> i32 {
         }
     };
     let mut output = Output::new(args.json);
+    let allowed = allowed(&args.command);
     let result = log(usual_level(&args.command))
         .and_then(|()| run(args.command, &program, &mut output))
         .and_then(|status| {
@@ -56,6 +57,9 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> i32 {
             let _written = writeln!(stderr, "error: {error}");
             if let Some(hint) = error.hint() {
                 let _written = writeln!(stderr, "hint: {hint}");
+            }
+            if let Some(allowed) = allowed.filter(|_| error.is_about_target()) {
+                let _written = writeln!(stderr, "allowed: {allowed}");
             }
             FAILED
         }
@@ -79,6 +83,18 @@ fn run(command: Command, program: &OsStr, output: &mut Output) -> Result<i32, Er
         Command::Session(args) => cmd::session::run(&args, output),
         Command::Doctor(args) => cmd::doctor::run(&args, output),
         Command::Bench(args) => bench::run(&args, program, output),
+    }
+}
+
+/// What the command's PATH or DEPOT may be.
+fn allowed(command: &Command) -> Option<&'static str> {
+    match command {
+        Command::Ls(_) | Command::Stat(_) => Some(targets::READ),
+        Command::Verify(_) => Some(targets::VERIFY),
+        Command::Rm(_) => Some(targets::RM),
+        Command::Session(_) => Some(targets::DEPOT),
+        Command::Doctor(_) => Some(targets::DOCTOR),
+        Command::Serve(_) | Command::Bench(_) => None,
     }
 }
 

@@ -44,8 +44,8 @@ pub use keyring::Keyring;
 pub use kvdepot_arena::held::{at_once, longest_hold};
 pub use kvdepot_arena::patience::interruptible;
 pub use kvdepot_arena::{
-    Class, Durability, Error, Identity, Key, NamespaceId, Opening, TierStats, UNFINISHED, erase,
-    erase_unfinished, format, inspect, size,
+    Class, Durability, Error, Identity, Key, NamespaceId, Opening, TierStats, UNFINISHED,
+    check_erasable, erase, erase_unfinished, format, inspect, size,
 };
 pub use kvdepot_host::fork::Origin;
 pub use kvdepot_media::cuda::{Device, Fence};

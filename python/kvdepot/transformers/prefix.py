@@ -71,16 +71,18 @@ class PrefixCache:
         self._layout = Layout.of_model(model)
         self._piece_tokens = piece_tokens
         self._min_tokens = piece_tokens if min_tokens is None else max(1, min_tokens)
-        self._stores: dict[tuple[str, str], kvdepot.sessions.Sessions] = {}
+        self._stores: dict[tuple[str, ...], kvdepot.sessions.Sessions] = {}
 
     def load(self, input_ids: Any) -> tuple[DynamicCache, int]:
-        """The stored beginning of a prompt, (tokens,) or (1, tokens): a cache that `generate` or
-        the model goes on with, and how many tokens it holds: never all, since the last one has to
-        be computed for its logits. An empty cache and 0 where nothing is stored.
+        """The stored beginning of a prompt, (tokens,), (1, tokens) or what a tokenizer returns: a
+        cache that `generate` or the model goes on with, and how many tokens it holds: never all,
+        since the last one has to be computed for its logits. An empty cache and 0 where nothing is
+        stored.
 
         What does not verify is not used: the next best is.
         """
         tokens = tokens_of(input_ids)
+        self._follow()
         return self._load(tokens, len(tokens) - 1)
 
     def save(self, input_ids: Any, cache: Any) -> dict[str, Any]:
@@ -93,11 +95,12 @@ class PrefixCache:
         handled, and kvdepot.Error where something found no room.
         """
         tokens = tokens_of(input_ids)
+        self._follow()
         check_kinds(cache)
         count = cache.get_seq_length()
-        self._layout.check(cache, count)
         if not 0 < count <= len(tokens):
             raise refused("cache", f"of {count} tokens", f"1 to {len(tokens)}, as input_ids has")
+        self._layout.check(cache, count)
         nothing = {"cached_tokens": 0, "cache_write_tokens": 0, "bytes_written": 0}
         if count < self._min_tokens:
             return nothing
@@ -157,12 +160,14 @@ class PrefixCache:
 
     def _store(self) -> kvdepot.sessions.Sessions:
         """The sessions of the weights and adapters that the model has now."""
-        weights, adapters = now = self._identity.now()
+        weights, adapters = self._identity.now()
+        dtype = str(self._layout.dtype).removeprefix("torch.")
+        now = (weights, adapters, dtype)
         if now not in self._stores:
             self._stores[now] = kvdepot.sessions.open(
                 self._depot,
                 model=config_of(self._model),
-                dtype=str(self._layout.dtype).removeprefix("torch."),
+                dtype=dtype,
                 piece_tokens=self._piece_tokens,
                 weights=weights,
                 layout=self._layout.describe(),
@@ -206,9 +211,15 @@ class PrefixCache:
             return None
         return self._layout.cache_of(self._model.config, pieces, windows, self._model.device)
 
+    def _follow(self) -> None:
+        """Takes the type that the model has now: `model.bfloat16()` changes it in place."""
+        self._identity.now()
+        if self._model.dtype != self._layout.dtype:
+            self._layout = Layout.of_model(self._model)
+
     def _load_or_none(self, tokens: list[int], most: int) -> tuple[DynamicCache, int]:
         # A model that is refused is no fault of the depot's.
-        self._identity.now()
+        self._follow()
         try:
             return self._load(tokens, most)
         except kvdepot.Error as error:

@@ -23,30 +23,13 @@ use crate::owner_lock::OwnerLock;
 /// last owner still run, [`Error::Corrupt`] when something else lies there, [`Error::Media`] and
 /// [`Error::Io`] when the system refuses.
 pub fn erase(path: &Path) -> Result<u64, Error> {
-    let stays = || Error::Corrupt {
-        path: path.into(),
-        reason: "it is not a kvdepot arena, and stays".into(),
-    };
-    let is_block = path
-        .metadata()
-        .is_ok_and(|found| found.file_type().is_block_device());
-    let access = match is_block {
-        true => Access::Direct,
-        false => Access::Mapped,
-    };
-    let medium = medium::open(path, access).map_err(|error| match error {
-        kvdepot_media::Error::TooSmall { .. } => stays(),
-        other => other.into(),
-    })?;
-    if !begins_like_an_arena(medium.as_ref())? {
-        return Err(stays());
-    }
+    let medium = open_erasable(path)?;
     let lock = OwnerLock::acquire(path, medium.as_ref(), (clock::now(), Duration::ZERO))?;
     let used = |allowed| Error::input("path", path.display(), allowed);
     let _claim = device::claim(path, medium.as_ref(), &used)?;
     // A start that failed has removed it just now, and another may have made one there since.
     if !begins_like_an_arena(medium.as_ref())? {
-        return Err(stays());
+        return Err(stays(path));
     }
     if !lock.alone(medium.as_ref()) {
         return Err(Error::input(
@@ -57,6 +40,40 @@ pub fn erase(path: &Path) -> Result<u64, Error> {
     }
     unmake(path, medium.as_ref())?;
     Ok(medium.len())
+}
+
+/// Checks that [`erase`] would find an arena at `path`, which may be damaged or owned.
+///
+/// # Errors
+/// [`Error::Corrupt`] if the file is not an arena, [`Error::Media`] if the path cannot hold one.
+pub fn check_erasable(path: &Path) -> Result<(), Error> {
+    open_erasable(path).map(drop)
+}
+
+/// Opens the medium of an arena that is to be removed.
+fn open_erasable(path: &Path) -> Result<Shared, Error> {
+    let is_block = path
+        .metadata()
+        .is_ok_and(|found| found.file_type().is_block_device());
+    let access = match is_block {
+        true => Access::Direct,
+        false => Access::Mapped,
+    };
+    let medium = medium::open(path, access).map_err(|error| match error {
+        kvdepot_media::Error::TooSmall { .. } => stays(path),
+        other => other.into(),
+    })?;
+    match begins_like_an_arena(medium.as_ref())? {
+        true => Ok(medium),
+        false => Err(stays(path)),
+    }
+}
+
+fn stays(path: &Path) -> Error {
+    Error::Corrupt {
+        path: path.into(),
+        reason: "it is not a kvdepot arena, and stays".into(),
+    }
 }
 
 /// The end of an arena whose owner this process is.

@@ -11,13 +11,15 @@ pub(crate) struct Session {
     pub(crate) command: SessionCommand,
 }
 
+fn depot_help() -> String {
+    let text = super::targets::sentence(super::targets::DEPOT);
+    format!("{text}. Files are not for save, restore and trim")
+}
+
 /// Which depot's sessions.
 #[derive(clap::Args)]
 pub(crate) struct InDepot {
-    /// Tiers chained near to far, such as "Posix", with their options; unix:SOCKET, a depot that
-    /// another process has open; or, but for save, restore and trim, a path with a / or a dot in
-    /// it: a session's file, or a directory of such files.
-    #[arg(value_name = "DEPOT")]
+    #[arg(value_name = "DEPOT", help = depot_help())]
     pub(crate) depot: String,
     /// A YAML or JSON file with the options of docs/configuration.md.
     #[arg(long, value_name = "FILE")]

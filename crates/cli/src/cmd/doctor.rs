@@ -20,7 +20,7 @@ use serde_json::json;
 
 use super::served;
 use super::stat::{Summary, orphans_of};
-use crate::args::DoctorArgs;
+use crate::args::{DoctorArgs, targets};
 use crate::error::Error;
 use crate::leftovers;
 use crate::output::{Output, Table, bytes, count, some};
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &DoctorArgs, output: &mut Output) -> Result<i32, Error> 
     ));
     checks.push(shared_memory());
     checks.push(ring());
-    checks.extend(args.path.as_deref().map(direct));
+    checks.extend(args.path.as_deref().map(direct).transpose()?);
     checks.extend(disk_and_arena()?);
     checks.extend(nvme_arena());
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
@@ -315,12 +315,19 @@ fn ring() -> Check {
 }
 
 /// Whether files in a directory, or that of a file, bypass the page cache.
-fn direct(path: &Path) -> Check {
+fn direct(path: &Path) -> Result<Check, Error> {
+    if path.to_string_lossy().starts_with("unix:") {
+        return Err(Error::Usage {
+            field: "PATH",
+            value: path.display().to_string(),
+            allowed: targets::DOCTOR.into(),
+        });
+    }
     let is_there = |path: &&Path| path.is_dir();
     let dir = path.ancestors().find(is_there);
     let dir = dir.unwrap_or_else(|| Path::new("."));
     let shown = dir.display();
-    match Dir::open(dir).and_then(|dir| dir.takes_direct()) {
+    Ok(match Dir::open(dir).and_then(|dir| dir.takes_direct()) {
         Ok(true) => Check::ok("direct I/O", format!("in {shown}")),
         Ok(false) => {
             let value = format!("none in {shown}");
@@ -331,7 +338,7 @@ fn direct(path: &Path) -> Check {
             let hint = format!("Nvme and Posix make files there: give this user {shown}");
             Check::warn("direct I/O", error.to_string(), hint)
         }
-    }
+    })
 }
 
 /// The least free disk with which the default arena is of use: some thousand tokens of a model

@@ -143,13 +143,7 @@ impl ArenaArgs {
     /// Where the arena is: PATH, or the default of the instance, of `Nvme` where only that has one.
     pub(crate) fn path(&self) -> Result<std::path::PathBuf, Error> {
         if let Some(socket) = self.socket() {
-            return Err(Error::Usage {
-                field: "PATH",
-                value: format!("unix:{}", socket.display()),
-                allowed: "the path of an arena here; ls, stat, and rm with --namespace or --key \
-                          ask the depot at a socket"
-                    .into(),
-            });
+            return Err(Error::NotServed(socket));
         }
         if let Some(path) = &self.path {
             return Ok(path.clone());

@@ -45,6 +45,8 @@ pub(crate) fn run(args: &Rm, output: &mut Output) -> Result<i32, Error> {
     if !path.exists() {
         return Err(Error::Absent(path));
     }
+    // Before the question, whose answer would be in vain.
+    kvdepot_store::check_erasable(&path)?;
     if !args.yes && !confirmed(&format!("remove the arena {}?", path.display()))? {
         return Err(Error::Unconfirmed);
     }

@@ -25,6 +25,9 @@ use crate::output::{Output, Table, bytes, count, note, some, utc};
 /// Tokens of a piece of what comes from ds4: some 7 MB.
 const PIECE_TOKENS: u64 = 512;
 
+/// The pipeline of a depot that is named by its directory.
+const DIRECTORY: &str = "Posix";
+
 /// Tokens of a piece, as they were given.
 fn piece_tokens(given: Option<usize>) -> Result<u64, Error> {
     let count = given.map_or(PIECE_TOKENS, |count| count as u64);
@@ -43,6 +46,7 @@ fn piece_tokens(given: Option<usize>) -> Result<u64, Error> {
 struct Row<'a> {
     session: String,
     model: &'a str,
+    dtype: &'a str,
     tokens: usize,
     text_bytes: usize,
     bytes: u64,
@@ -60,6 +64,7 @@ impl<'a> Row<'a> {
         Row {
             session: listed.id.to_string(),
             model: &sessions.space().model,
+            dtype: &sessions.space().dtype,
             tokens: listed.tokens,
             text_bytes: listed.text_bytes,
             bytes: listed.bytes,
@@ -75,14 +80,15 @@ impl<'a> Row<'a> {
 
 pub(crate) fn run(args: &Session, output: &mut Output) -> Result<i32, Error> {
     let interrupt = Interrupt::catch()?;
-    if let Some(path) = files::path_of(&args.command.depot().depot) {
+    let path = files::path_of(&args.command.depot().depot);
+    if let Some(path) = path.filter(|path| !is_depot(path)) {
         return files::run(&args.command, path, &interrupt, output);
     }
     let makes = matches!(
         args.command,
         SessionCommand::Import { .. } | SessionCommand::Save(_)
     );
-    let depot = open(args.command.depot(), makes, &interrupt)?;
+    let depot = open(args.command.depot(), path, makes, &interrupt)?;
     let done = perform(args, &depot, &interrupt, output);
     depot.close();
     done
@@ -113,6 +119,7 @@ fn perform(
                 Some(session) => vec![find(&all, session)?],
                 None => all.iter().flat_map(of_all).collect(),
             };
+            say_none(wanted.len(), "no session is in this depot", output);
             verify(&wanted, interrupt, output)
         }
         SessionCommand::Rm { session, .. } => {
@@ -175,14 +182,37 @@ fn refuse_absent(all: &Value) -> Result<(), Error> {
     Ok(())
 }
 
-/// Opens the depot; one that is not there only where something is to be saved.
-fn open(args: &InDepot, makes: bool, interrupt: &Interrupt) -> Result<Depot, Error> {
+/// Whether a path is the directory of a tier of files.
+fn is_depot(path: &Path) -> bool {
+    path.join("settings").is_file() && path.join("blocks").is_dir()
+}
+
+/// Opens the depot, that of a directory where `path` is one; one that is not there only where
+/// something is to be saved.
+fn open(
+    args: &InDepot,
+    path: Option<&Path>,
+    makes: bool,
+    interrupt: &Interrupt,
+) -> Result<Depot, Error> {
     if let Some(socket) = args.depot.strip_prefix("unix:") {
         return Ok(kvdepot_service::connect(Path::new(socket), None)?);
     }
-    let beside = |name: &str| (name == "pipeline").then(|| args.depot.clone());
+    let path = path.map(|path| path.display().to_string());
+    let pipeline = match path {
+        Some(_) => DIRECTORY,
+        None => &args.depot,
+    };
+    let beside = |name: &str| match name {
+        "pipeline" => Some(pipeline.to_owned()),
+        "posix.path" => path.clone(),
+        _ => None,
+    };
     let file = args.config.as_deref();
-    let mut all = options::read(file, &args.options, Some(&args.depot), beside)?;
+    let mut all = options::read(file, &args.options, Some(pipeline), beside)?;
+    if let Some(path) = &path {
+        set(&mut all, "posix.path", path.as_str().into());
+    }
     // Nobody attaches to a command that ends at once.
     set(&mut all, "socket", "off".into());
     if !makes {
@@ -231,14 +261,24 @@ fn ls(all: &[Sessions], output: &mut Output) -> Result<i32, Error> {
         rows.into_iter().try_for_each(|row| output.object(&row))?;
         return Ok(crate::status::OK);
     }
-    output.table(&session_table(rows))?;
+    let rows: Vec<Row<'_>> = rows.collect();
+    say_none(rows.len(), "no session is in this depot", output);
+    output.table(&session_table(rows.into_iter()))?;
     Ok(crate::status::OK)
+}
+
+/// Says to a person that a list is empty, and why.
+fn say_none(count: usize, why: &str, output: &Output) {
+    if count == 0 && !output.is_json() {
+        note(why);
+    }
 }
 
 /// Sessions, for people.
 fn session_table<'a>(rows: impl Iterator<Item = Row<'a>>) -> Table {
     let head = [
-        "session", "model", ">tokens", ">size", "saved", "why", ">hits", "last hit", "note",
+        "session", "model", "dtype", ">tokens", ">size", "saved", "why", ">hits", "last hit",
+        "note",
     ];
     let mut table = Table::new(&head);
     for row in rows {
@@ -246,6 +286,7 @@ fn session_table<'a>(rows: impl Iterator<Item = Row<'a>>) -> Table {
         table.row([
             row.session[..16].to_owned(),
             one_line(row.model),
+            one_line(row.dtype),
             count(row.tokens as u64),
             bytes(row.bytes),
             utc(row.created),
@@ -292,7 +333,6 @@ fn trim(
 struct Shown<'a> {
     #[serde(flatten)]
     row: Row<'a>,
-    dtype: &'a str,
     weights: Option<&'a str>,
     context_tokens: u32,
     piece_tokens: u32,
@@ -311,7 +351,6 @@ fn show(sessions: &Sessions, id: Id, output: &mut Output) -> Result<i32, Error> 
     let objects = manifest.objects.iter();
     let shown = Shown {
         row: Row::of(sessions, listed, usage),
-        dtype: &manifest.space.dtype,
         weights: manifest.space.weights.as_deref(),
         context_tokens: manifest.context_tokens,
         piece_tokens: manifest.piece_tokens,
@@ -336,7 +375,7 @@ fn shown_lines(shown: Shown<'_>, output: &mut Output) -> Result<i32, Error> {
     };
     let lines = [
         format!("session {}", shown.row.session),
-        format!("model {}, {}{weights}", shown.row.model, shown.dtype),
+        format!("model {}, {}{weights}", shown.row.model, shown.row.dtype),
         format!(
             "{}{room}, saved {} ({})",
             some(shown.row.tokens as u64, "token"),

@@ -13,3 +13,4 @@ mod rm;
 mod serve;
 mod session;
 mod session_payload;
+mod targets;

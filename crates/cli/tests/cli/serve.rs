@@ -324,8 +324,8 @@ fn a_live_depot_is_listed_described_and_cleared_by_digest() {
     assert_eq!(left.len(), 2);
     let help = format!("hint: {at} asks");
     for (args, says) in [
-        (&["verify", &at][..], "the path of an arena"),
-        (&["rm", &at], "the path of an arena"),
+        (&["verify", &at][..], "allowed: an arena"),
+        (&["rm", &at], "allowed: an arena"),
         (&["ls", "unix:/none"], "/none"),
         (&["ls", "unix:"], "the path of a socket behind it"),
         (&["ls", &service.socket], &help),

@@ -17,7 +17,7 @@ use rustix::fs::OFlags;
 use super::about::About;
 use super::checkpoint::id_of;
 use super::cut::{Rest, Slot};
-use super::format::{HEAD, Head, Place, Places, decode_tail, part};
+use super::format::{HEAD, Head, MAGIC, Place, Places, decode_tail, part};
 use super::mover::{FileMover, Flight, Outcomes};
 use super::write::{Room, SessionWriter};
 use crate::error::{Error, io};
@@ -325,6 +325,17 @@ impl SessionFile {
     pub fn pieces(&self) -> Vec<(Range<usize>, u64)> {
         self.about.pieces()
     }
+}
+
+/// Whether a file begins like a session's, damaged or whole.
+#[must_use]
+pub fn is_session_file(path: &Path) -> bool {
+    let mut begins = [0; MAGIC.len()];
+    let read = open_file(path, false).is_ok_and(|(mut file, _)| {
+        use std::io::Read;
+        file.read_exact(&mut begins).is_ok()
+    });
+    read && begins == *MAGIC
 }
 
 /// Opens what is a file, past the page cache where that is wanted and there is such a way.

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use kvdepot_session::Error as SessionError;
 use kvdepot_session::file::{
     About, FileMover, FileOptions, FilesSpec, OpenedFile, SessionFile, SessionFiles, files_of,
+    is_session_file,
 };
 use serde::Serialize;
 
-use super::{Looked, Row, Shown, all_whole, say, session_table, shown_lines, verdict};
-use crate::args::SessionCommand;
+use super::{Looked, Row, Shown, all_whole, say, say_none, session_table, shown_lines, verdict};
+use crate::args::{SessionCommand, targets};
 use crate::error::Error;
 use crate::interrupt::Interrupt;
 use crate::output::{Output, note};
@@ -38,13 +39,19 @@ pub(super) fn run(
     let mover = FileMover::new(FileOptions::default())?;
     let all = |digits: Option<&str>| chosen(&mover, path, digits);
     match command {
-        SessionCommand::Ls { .. } => ls(&all(None)?, output),
+        SessionCommand::Ls { .. } => {
+            let found = all(None)?;
+            say_none(found.len(), &nothing_in(path), output);
+            ls(&found, output)
+        }
         SessionCommand::Show { session, .. } => {
             let file = only(all(session.as_deref())?, session.as_deref())?;
             show(&file, output)
         }
         SessionCommand::Verify { session, .. } => {
-            verify(all(session.as_deref())?, interrupt, output)
+            let found = all(session.as_deref())?;
+            say_none(found.len(), &nothing_in(path), output);
+            verify(found, interrupt, output)
         }
         SessionCommand::Rm { session, .. } => {
             let file = only(all(Some(session))?, Some(session))?;
@@ -86,6 +93,11 @@ pub(super) fn run(
     }
 }
 
+fn nothing_in(path: &Path) -> String {
+    let path = path.display();
+    format!("{path} is not the directory of a tier Posix, and has no session's file (*.kvs)")
+}
+
 fn refused(field: &'static str, value: String, allowed: &str) -> Error {
     Error::Usage {
         field,
@@ -105,6 +117,15 @@ fn chosen(
         return Err(refused("SESSION", "nothing".into(), "digits of its name"));
     }
     if !path.is_dir() {
+        if !is_session_file(path) {
+            let there = if path.exists() {
+                ""
+            } else {
+                " (nothing is there)"
+            };
+            let value = format!("{}{there}", path.display());
+            return Err(refused("DEPOT", value, targets::DEPOT));
+        }
         let one = SessionFile::open(mover, path)?;
         let others = |digits: &&str| {
             !one.id()
@@ -150,6 +171,7 @@ fn row_of<'a>(file: &'a SessionFile, about: &'a About) -> Row<'a> {
     Row {
         session: file.id().to_string(),
         model: &about.space.model,
+        dtype: &about.space.dtype,
         tokens: about.tokens.len(),
         text_bytes: about.text.len(),
         bytes: file.bytes(),
@@ -192,7 +214,6 @@ fn show(file: &SessionFile, output: &mut Output) -> Result<i32, Error> {
     shown_lines(
         Shown {
             row: row_of(file, about),
-            dtype: &about.space.dtype,
             weights: about.space.weights.as_deref(),
             context_tokens: about.context_tokens,
             piece_tokens: about.piece_tokens,

@@ -1,0 +1,34 @@
+//! What the positional argument of a command may be: its help and its errors say the same.
+
+/// `PATH` of `ls` and `stat`.
+pub(crate) const READ: &str = "an arena (a file, a DAX or a block device), or unix:SOCKET, a depot \
+                               that a process has open";
+
+/// `PATH` of `verify`.
+pub(crate) const VERIFY: &str = "an arena (a file, a DAX or a block device), a directory of the \
+                                 tier Posix, or the file of one block";
+
+/// `PATH` of `rm`.
+pub(crate) const RM: &str = "an arena (a file, a DAX or a block device); with --namespace or --key \
+                             also unix:SOCKET, a depot that a process has open";
+
+/// `PATH` of `doctor`.
+pub(crate) const DOCTOR: &str = "a path of this machine, which need not exist";
+
+/// `DEPOT` of `session`.
+pub(crate) const DEPOT: &str = "a pipeline of tiers, such as \"Posix\", with its options; \
+                                unix:SOCKET, a depot that a process has open; or a path with a / \
+                                or a dot in it: a directory of the tier Posix, a session's file, \
+                                or a directory of such files";
+
+/// The help of an argument that may be left out.
+pub(crate) fn or_default(allowed: &str) -> String {
+    let text = sentence(allowed);
+    format!("{text}. Default: the default arena, that of Nvme if Dax has none")
+}
+
+/// The text with a capital letter.
+pub(crate) fn sentence(allowed: &str) -> String {
+    let (first, rest) = allowed.split_at(1);
+    first.to_uppercase() + rest
+}
