@@ -5,8 +5,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
 import secrets
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +19,32 @@ TEST_ALL = os.environ.get("KVDEPOT_TEST_ALL") == "1"
 FIXED_SEED = 20_260_101
 
 
+# What a file imports whose tests start servers of an engine.
+SERVERS = re.compile(
+    r"^from (engine_fleet import .*Fleet|vllm_demo\.server import .*Server\b)", re.MULTILINE
+)
+
+
+@functools.cache
+def starts_servers(path: Path) -> bool:
+    return bool(SERVERS.search(path.read_text()))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Side by side, by file: all that start servers, which take both cores, are one worker's."""
+    from xdist.scheduler.loadfile import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "servers" if starts_servers(config.rootpath / file) else file
+
+    return Scheduling(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not starts_servers(item.path))
     for item in items:
         if not any(item.get_closest_marker(kind) for kind in KINDS):
             folder = item.path.relative_to(Path(__file__).parent).parts[0]
@@ -56,9 +85,14 @@ def rounds() -> int:
 @pytest.fixture(autouse=True)
 def own_directories(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> Iterator[None]:
     """Keeps sockets and default arenas of tests away from the user's."""
     # Engines are started by fixtures of wider scope, which see to it themselves.
-    if not request.node.get_closest_marker("engine"):
-        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    if request.node.get_closest_marker("engine"):
+        yield
+        return
+    # A socket's path has at most 107 bytes, and that of the test's directory has half of them.
+    with tempfile.TemporaryDirectory(prefix="kvd", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        yield
