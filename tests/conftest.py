@@ -7,7 +7,10 @@ import importlib.util
 import os
 import re
 import secrets
+import shutil
+import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,25 @@ import pytest
 KINDS = ("unit", "integration", "engine")
 TEST_ALL = os.environ.get("KVDEPOT_TEST_ALL") == "1"
 FIXED_SEED = 20_260_101
+
+
+# What servers and caches of a run have there at most.
+SHM, SHM_BYTES = Path("/dev/shm"), 256 << 20
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives tests, and the processes that they start, what they take for granted."""
+    # Ignored in a job of a shell's background, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.umask(0o022)
+    os.environ.update(LC_ALL="C.UTF-8", TZ="UTC")
+    time.tzset()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    free = shutil.disk_usage(SHM).free
+    if free < SHM_BYTES and not hasattr(session.config, "workerinput"):
+        pytest.exit(f"{SHM} has {free >> 20} MiB free; the tests need {SHM_BYTES >> 20} MiB", 1)
 
 
 # What a file imports whose tests start servers of an engine.
