@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest import runner
 
 KINDS = ("unit", "integration", "engine")
 TEST_ALL = os.environ.get("KVDEPOT_TEST_ALL") == "1"
@@ -84,6 +85,16 @@ def cuda_device() -> bool:
     import torch
 
     return bool(torch.cuda.is_available())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Runs each test KVDEPOT_REPEAT times in this process: tests/repeat.py sets it."""
+    times = int(os.environ.get("KVDEPOT_REPEAT", 1))
+    for _ in range(times - 1):
+        # What belongs to the file stays, and nothing of the test.
+        runner.runtestprotocol(item, nextitem=item.parent, log=True)  # type: ignore[arg-type]
+    return None
 
 
 @pytest.fixture
