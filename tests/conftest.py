@@ -5,17 +5,69 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
 import secrets
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from _pytest import runner
 
 KINDS = ("unit", "integration", "engine")
 TEST_ALL = os.environ.get("KVDEPOT_TEST_ALL") == "1"
 FIXED_SEED = 20_260_101
 
 
+# What servers and caches of a run have there at most.
+SHM, SHM_BYTES = Path("/dev/shm"), 256 << 20
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives tests, and the processes that they start, what they take for granted."""
+    # Ignored in a job of a shell's background, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.umask(0o022)
+    os.environ.update(LC_ALL="C.UTF-8", TZ="UTC")
+    time.tzset()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    free = shutil.disk_usage(SHM).free
+    if free < SHM_BYTES and not hasattr(session.config, "workerinput"):
+        pytest.exit(f"{SHM} has {free >> 20} MiB free; the tests need {SHM_BYTES >> 20} MiB", 1)
+
+
+# What a file imports whose tests start servers of an engine.
+SERVERS = re.compile(
+    r"^from (engine_fleet import .*Fleet|vllm_demo\.server import .*Server\b)", re.MULTILINE
+)
+
+
+@functools.cache
+def starts_servers(path: Path) -> bool:
+    return bool(SERVERS.search(path.read_text()))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Side by side, by file: all that start servers, which take both cores, are one worker's."""
+    from xdist.scheduler.loadfile import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "servers" if starts_servers(config.rootpath / file) else file
+
+    return Scheduling(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not starts_servers(item.path))
     for item in items:
         if not any(item.get_closest_marker(kind) for kind in KINDS):
             folder = item.path.relative_to(Path(__file__).parent).parts[0]
@@ -33,6 +85,16 @@ def cuda_device() -> bool:
     import torch
 
     return bool(torch.cuda.is_available())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Runs each test KVDEPOT_REPEAT times in this process: tests/repeat.py sets it."""
+    times = int(os.environ.get("KVDEPOT_REPEAT", 1))
+    for _ in range(times - 1):
+        # What belongs to the file stays, and nothing of the test.
+        runner.runtestprotocol(item, nextitem=item.parent, log=True)  # type: ignore[arg-type]
+    return None
 
 
 @pytest.fixture
@@ -56,9 +118,14 @@ def rounds() -> int:
 @pytest.fixture(autouse=True)
 def own_directories(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> Iterator[None]:
     """Keeps sockets and default arenas of tests away from the user's."""
     # Engines are started by fixtures of wider scope, which see to it themselves.
-    if not request.node.get_closest_marker("engine"):
-        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    if request.node.get_closest_marker("engine"):
+        yield
+        return
+    # A socket's path has at most 107 bytes, and that of the test's directory has half of them.
+    with tempfile.TemporaryDirectory(prefix="kvd", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        yield

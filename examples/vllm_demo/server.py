@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 # vLLM's workers are killed a second after SIGTERM anyway (its default
 # --shutdown-timeout is 0), so waiting much longer gains nothing.
@@ -49,7 +50,8 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Have this process killed when its parent ends; runs in a child that was just forked."""
     # PR_SET_PDEATHSIG: were the demo itself killed by SIGKILL, its servers follow.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
@@ -110,16 +112,20 @@ class Server:
         env.pop("PROMETHEUS_MULTIPROC_DIR", None)
         self.started = time.monotonic()
         with log.open("ab") as sink:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                env=env,
-                start_new_session=True,
-                preexec_fn=_die_with_parent,
-            )
+            self.process = self.launch(command, sink, env)
         _LIVE.append(self)
+
+    def launch(self, command: list[str], sink: BinaryIO, env: dict[str, str]) -> subprocess.Popen:
+        """Start the first process of the tree, in a session of its own."""
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
 
     def wait_ready(self, seconds: float = START_SECONDS) -> None:
         """Wait until it answers; `ServerError` with the log's end if it does not."""

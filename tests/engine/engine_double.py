@@ -184,7 +184,7 @@ class EngineDouble:
         """Until all that was stored is written."""
         self.run_until(lambda: not self.scheduler.has_requests())
 
-    def run_until(self, done: Callable[[], bool], seconds: float = 30.0) -> None:
+    def run_until(self, done: Callable[[], bool], seconds: float = 300.0) -> None:
         end = time.monotonic() + seconds
         while not done():
             assert time.monotonic() < end, "the engine does not come to an end"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_harness import ROOT, Engine
+from engine_preload import ForkedServer
 from vllm_demo.server import Server, ServerError
 
 # Several servers start at once on a machine that may be busy with others.
@@ -47,12 +48,15 @@ class Plan:
     model: tuple[str, ...] = ("qwen3",)
     """Name of the model, and how it is made."""
     environment: dict[str, str] = field(default_factory=dict)
+    """Added to that of all; `{arena}` stands for the path of the arena."""
     lives: int = 1
     """How many servers follow each other. They are alike: which one is first does not matter."""
     after: Plan | None = None
     """The plan whose server has the arena before."""
     beside: tuple[dict[str, Any], ...] = ()
     """Other connectors, which come before kvdepot's under vLLM's MultiConnector."""
+    forked: bool = True
+    """Forked off a process that has imported vLLM; else started as users start it."""
 
 
 DEFAULT = Plan(
@@ -64,6 +68,7 @@ DEFAULT = Plan(
         "on_reset": "clear",
     },
     ("--no-enable-prefix-caching",),
+    forked=False,
 )
 """The default pipeline and the default engine of the tests."""
 
@@ -152,7 +157,8 @@ class Fleet:
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": {"connectors": [*plan.beside, transfer]},
             }
-        return Server(
+        kind = ForkedServer if plan.forked else Server
+        return kind(
             f"server {self._count} ({plan.arena})",
             model_directory(plan.model[0]),
             log=self._directory / f"{self._count}.log",
@@ -169,7 +175,10 @@ class Fleet:
                 "XDG_CACHE_HOME": str(self._directory / "cache"),
                 # What vLLM knows about its models; without it a start takes half as long again.
                 "VLLM_CACHE_ROOT": str(ROOT / "build" / "vllm-cache"),
-                **plan.environment,
+                **{
+                    name: value.format(arena=self.arena(plan))
+                    for name, value in plan.environment.items()
+                },
             },
         )
 

@@ -38,6 +38,17 @@ def end_step(manager: KvdepotManager) -> None:
     manager.on_schedule_end(ScheduleEndContext((), ()))
 
 
+class Clock:
+    """The time as the manager has it: it passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.perf_counter = time.perf_counter
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 class World:
     """A depot, a manager over it, and a worker's mover for each rank."""
 
@@ -49,6 +60,7 @@ class World:
         replicated: bool = False,
         shared: bool = False,
         on_reset: str = "epoch",
+        lookup_wait: float = 0.3,
     ) -> None:
         """With `replicated` the first rank stores a block for all of them; a `shared` depot is a
         service's."""
@@ -56,7 +68,7 @@ class World:
         self.depot = depot or kvdepot.open("Cache", {"cache": {"capacity": CAPACITY}})
         self.writers = 1 if replicated else ranks
         self.manager = KvdepotManager(
-            self.depot, ranks, 0.3, on_reset, writers=self.writers, shared=shared
+            self.depot, ranks, lookup_wait, on_reset, writers=self.writers, shared=shared
         )
         self.manager.set_groups(self.groups(None), self.groups)
         self.mover = kvdepot.attach(self.depot.socket or "", with_owner=True)
@@ -85,14 +97,14 @@ class World:
         (_, blocks) = placements.groups[0]
         memory = bytearray(fill * (PART * len(blocks)))
         job = self.mover.store(blocks, self.spans(memory, len(blocks)), part=rank)
-        assert job.wait(10)
+        assert job.wait(60)
         return WorkerReport(checksums=job.checksums)
 
     def read(self, placements: Placements, rank: int) -> tuple[WorkerReport, bytes]:
         (_, blocks) = placements.groups[0]
         memory = bytearray(PART * len(blocks))
         job = self.mover.load(blocks, self.spans(memory, len(blocks)), part=rank)
-        assert job.wait(10)
+        assert job.wait(60)
         return WorkerReport(corrupt=[n for n, bad in enumerate(job.corrupt) if bad]), bytes(memory)
 
     def store(self, *keys: OffloadKey, fill: bytes = b"x", request: str = "store") -> int:
@@ -109,4 +121,13 @@ class World:
             self.store(key(f"filler {time.monotonic_ns()} {n}"))
 
     def lookup(self, each: OffloadKey, request: str = "lookup") -> LookupResult:
-        return self.manager.lookup(each, context(request, each))
+        return soon(self.manager, each, context(request, each))
+
+
+def soon(manager: KvdepotManager, each: OffloadKey, request: ReqContext) -> LookupResult:
+    """The answer, after steps in which it is not known yet."""
+    answer = manager.lookup(each, request)
+    while answer is LookupResult.RETRY:
+        end_step(manager)
+        answer = manager.lookup(each, request)
+    return answer

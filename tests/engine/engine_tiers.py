@@ -109,7 +109,7 @@ class Tiers:
             self.timed(self.manager.complete_store, found.keys_to_store, request)
         return len(found.keys_to_store)
 
-    def settle(self, seconds: float = 30.0) -> None:
+    def settle(self, seconds: float = 120.0) -> None:
         """Until no job is under way."""
         end = time.monotonic() + seconds
         while self.manager._jobs:
@@ -137,7 +137,7 @@ class Tiers:
         self.step()
         return found
 
-    def load(self, *keys: OffloadKey, seconds: float = 30.0) -> list[bytes]:
+    def load(self, *keys: OffloadKey, seconds: float = 120.0) -> list[bytes]:
         """The chunks before the first miss, as a worker would copy them to the device."""
         request = self.begin(*keys)
         end = time.monotonic() + seconds

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from pathlib import Path
+from typing import Any
 
-import pytest
 from engine_fleet import Fleet, Plan
 from engine_harness import BLOCK, ROOT, assert_same, prompts
 from test_file_tiers import CACHED, TOKENS, fault, files
@@ -23,36 +23,34 @@ load_only_first_rank: false
 """
 
 
-@pytest.fixture
-def library(tmp_path: Path) -> Path:
-    """The folder in which the system's loader finds the double under the library's name."""
-    folder = tmp_path / "library"
-    folder.mkdir()
+def settings(arena: Path) -> dict[str, Any]:
+    """kvdepot's, in a file of UCM's; the mount and the library are made where they say."""
+    arena.mkdir()
+    LIBRARY.parent.mkdir(parents=True, exist_ok=True)
     source = ROOT / "crates/testkit/usrbio/double.c"
-    target = folder / "libhf3fs_api_shared.so"
-    command = ["cc", "-shared", "-fPIC", "-O1", "-pthread", "-o", str(target), str(source)]
+    command = ["cc", "-shared", "-fPIC", "-O1", "-pthread", "-o", str(LIBRARY), str(source)]
     subprocess.run(command, check=True)
-    return folder
+    file = arena.with_suffix(".yaml")
+    file.write_text(PUBLISHED.format(mount=arena))
+    # Eight blocks, or one prompt.
+    return {"UCM_CONFIG_FILE": str(file), "cache": {"capacity": "17MiB"}, "overload": "wait"}
 
 
-def test_blocks_come_back_by_the_rings(fleet: Fleet, tmp_path: Path, library: Path) -> None:
-    mount = tmp_path / "mount"
-    mount.mkdir()
-    file = tmp_path / "ucm_config.yaml"
-    file.write_text(PUBLISHED.format(mount=mount))
-    plan = Plan(
-        "3fs",
-        # Eight blocks, or one prompt.
-        lambda _: {
-            "UCM_CONFIG_FILE": str(file),
-            "cache": {"capacity": "17MiB"},
-            "overload": "wait",
-        },
-        ("--no-enable-prefix-caching",),
-        environment={"KVDEPOT_DOUBLE_3FS": str(mount), "LD_LIBRARY_PATH": str(library)},
-    )
-    fleet.start(plan)
-    engine = fleet.take(plan)
+# Where the system's loader finds the double under the library's name.
+LIBRARY = ROOT / "build/engine-3fs/libhf3fs_api_shared.so"
+RINGS = Plan(
+    "3fs",
+    settings,
+    ("--no-enable-prefix-caching",),
+    environment={"KVDEPOT_DOUBLE_3FS": "{arena}", "LD_LIBRARY_PATH": str(LIBRARY.parent)},
+    # The loader reads its paths when a program begins.
+    forked=False,
+)
+SERVERS = [RINGS]
+
+
+def test_blocks_come_back_by_the_rings(fleet: Fleet) -> None:
+    engine, mount = fleet.take(RINGS), fleet.arena(RINGS)
     prompt, between = prompts(2, TOKENS, seed=117)
     first = engine.ask(prompt)
     engine.settle()

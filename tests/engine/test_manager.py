@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,26 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from engine_manager import CAPACITY, PART, World, context, end_step, key
+from engine_manager import CAPACITY, PART, Clock, World, context, end_step, key, soon
 from kvdepot.vllm.jobs import Group, WorkerReport
 from kvdepot.vllm.manager import KvdepotManager
+from kvdepot.vllm.messages import RETRY_SECONDS
 from kvdepot.vllm.metrics import DEPOT_COUNTERS, TIER_COUNTERS, TIER_GAUGES, Collector
 from kvdepot.vllm.roles import Role
 from vllm.v1.kv_offload.base import (
     LookupResult,
-    OffloadKey,
     ReqContext,
 )
 from vllm_demo.server import free_port
 
 pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("kvdepot.vllm.manager.time", clock)
+    return clock
 
 
 @pytest.fixture(params=[1, 2])
@@ -103,9 +109,8 @@ def test_a_block_that_fails_to_load_is_gone_when_the_first_rank_says_so(world: W
 
 
 def test_a_block_that_was_not_moved_stays_and_is_not_looked_up_for_a_while(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, clock: Clock
 ) -> None:
-    monkeypatch.setattr("kvdepot.vllm.manager.RETRY_SECONDS", 0.2)
     a, b = key("a"), key("b")
     world.store(a, b)
     request = context("r", a, b)
@@ -116,7 +121,9 @@ def test_a_block_that_was_not_moved_stays_and_is_not_looked_up_for_a_while(
     assert not world.manager.has_pending_work()
     assert world.lookup(a) is world.lookup(b) is LookupResult.MISS
     assert world.store(a, b) == 0, "they are there"
-    time.sleep(0.25)
+    clock.now += RETRY_SECONDS - 1
+    assert world.lookup(a) is LookupResult.MISS
+    clock.now += 2
     assert world.lookup(a) is world.lookup(b) is LookupResult.HIT
 
 
@@ -135,11 +142,13 @@ def test_a_late_report_of_a_bad_copy_does_not_hit_the_new_one(world: World) -> N
     assert world.lookup(a) is LookupResult.HIT
 
 
-def test_waiting_for_another_store_is_bounded(world: World) -> None:
+def test_waiting_for_another_store_is_bounded(world: World, clock: Clock) -> None:
     a = key("a")
     world.manager.prepare_store([a], context("r", a))
     assert world.lookup(a) is LookupResult.HIT_PENDING
-    time.sleep(0.35)
+    clock.now += 0.25
+    assert world.lookup(a) is LookupResult.HIT_PENDING
+    clock.now += 0.1
     assert world.lookup(a) is LookupResult.MISS
     assert world.manager.prepare_store([a], context("other", a)).keys_to_store == []
 
@@ -212,7 +221,9 @@ def test_a_reset_that_keeps_costs_only_what_is_being_stored() -> None:
     world.close()
 
 
-def test_until_the_workers_have_described_themselves_a_request_waits_a_little() -> None:
+def test_until_the_workers_have_described_themselves_a_request_waits_a_little(
+    clock: Clock,
+) -> None:
     world = World(1)
     manager = KvdepotManager(world.depot, 1, lookup_wait_seconds=0.2)
     a = key("a")
@@ -226,7 +237,7 @@ def test_until_the_workers_have_described_themselves_a_request_waits_a_little() 
 
     never = KvdepotManager(world.depot, 1, lookup_wait_seconds=0.2)
     assert never.lookup(a, context("r", a)) is LookupResult.RETRY
-    time.sleep(0.25)
+    clock.now += 0.25
     assert never.lookup(a, context("r", a)) is LookupResult.MISS
     for _ in range(2000):
         end_step(never)
@@ -292,7 +303,7 @@ def test_a_miss_in_one_group_asks_for_what_the_others_lack() -> None:
         for _, placements in output.store_spec.groups:
             memory = bytearray(PART * len(placements))
             job = world.mover.store(placements, world.spans(memory, len(placements)))
-            assert job.wait(10)
+            assert job.wait(60)
             checksums += job.checksums
         report = WorkerReport(checksums=checksums)
         world.manager.apply({output.store_spec.ticket: {0: report}})
@@ -324,7 +335,7 @@ def test_what_lies_on_a_host_is_loaded_from_there(ranks: int) -> None:
         world.fill_up()
         assert world.depot.drain(30)
         request = context("r", a, b, key("c"))
-        assert soon(world, a, request) is LookupResult.HIT
+        assert soon(world.manager, a, request) is LookupResult.HIT
         assert world.manager.lookup(b, request) is LookupResult.HIT
         spec = world.manager.prepare_load([a, b], request)
         assert world.manager.tiers_of("r") == {"Peer": 2}
@@ -338,15 +349,6 @@ def test_what_lies_on_a_host_is_loaded_from_there(ranks: int) -> None:
         world.depot.close()
 
 
-def soon(world: World, each: OffloadKey, request: ReqContext) -> LookupResult:
-    """The answer, after steps in which it is not known yet."""
-    answer = world.manager.lookup(each, request)
-    while answer is LookupResult.RETRY:
-        end_step(world.manager)
-        answer = world.manager.lookup(each, request)
-    return answer
-
-
 def test_a_producer_loads_nothing_and_a_consumer_stores_nothing(world: World) -> None:
     world.manager.role = Role(loads=False)
     assert world.store(key("a")) == 1
@@ -356,7 +358,7 @@ def test_a_producer_loads_nothing_and_a_consumer_stores_nothing(world: World) ->
     assert world.store(key("b")) == 0
 
 
-def test_a_prompt_that_another_engine_computes_is_waited_for(world: World) -> None:
+def test_a_prompt_that_another_engine_computes_is_waited_for(world: World, clock: Clock) -> None:
     request = context("r", key("a"))
     request.kv_transfer_params = {"do_remote_prefill": True}
     assert world.manager.lookup(key("a"), request) is LookupResult.RETRY
@@ -364,13 +366,15 @@ def test_a_prompt_that_another_engine_computes_is_waited_for(world: World) -> No
     assert world.manager.lookup(key("b"), request) is LookupResult.MISS
     end_step(world.manager)
     assert world.store(key("a")) == 1
-    assert soon(world, key("a"), request) is LookupResult.HIT
+    assert soon(world.manager, key("a"), request) is LookupResult.HIT
     # And no longer than that.
     other = context("other", key("b"))
     other.kv_transfer_params = {"do_remote_prefill": True}
-    begun = time.monotonic()
-    assert soon(world, key("b"), other) is LookupResult.MISS
-    assert 0.25 < time.monotonic() - begun < 5
+    for seconds in (0.25, 0.1):
+        assert world.manager.lookup(key("b"), other) is LookupResult.RETRY
+        end_step(world.manager)
+        clock.now += seconds
+    assert world.manager.lookup(key("b"), other) is LookupResult.MISS
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -28,6 +28,9 @@ def settings(pipeline: str, folder: Path, capacity: int) -> dict[str, Any]:
         f"{section}.path": str(folder / "arena"),
         f"{section}.capacity": capacity,
     }
+    if section == "posix":
+        # A busy machine is no file system that hangs.
+        found |= {"posix.lookup_timeout": "60s", "posix.timeout": "60s"}
     if pipeline.startswith("Cache|"):
         # With so small a queue to the tier behind, some of a batch would be dropped.
         found |= {"cache.capacity": CACHE, "overload": "wait"}

@@ -55,7 +55,7 @@ def test_a_chunk_stored_again_counts_nothing(caller: Caller, heard: Heard):
     caller.store(names)
     assert caller.store(names).bytes_transferred() == 0
     assert [size for _, size in heard.stored] == [CHUNK_BYTES, CHUNK_BYTES, 0, 0]
-    deadline = time.monotonic() + 10  # A directory is looked through now and then.
+    deadline = time.monotonic() + 60  # A directory is looked through now and then.
     while sum(caller.adapter.get_usage().bytes_by_cache_salt.values()) != 2 * CHUNK_BYTES:
         time.sleep(0.05)
         assert time.monotonic() < deadline
@@ -136,7 +136,7 @@ def test_usage_by_salt_is_right_also_after_a_restart(host: Host, caller: Caller)
     expected = {"": 3 * CHUNK_BYTES, "alice": 4 * CHUNK_BYTES, "bob": CHUNK_BYTES}
 
     def holds(adapter: Any) -> None:
-        deadline = time.monotonic() + 10  # A directory is looked through now and then.
+        deadline = time.monotonic() + 60  # A directory is looked through now and then.
         while dict(adapter.get_usage().bytes_by_cache_salt) != expected:
             assert host.pipeline not in pipelines.ARENAS
             assert time.monotonic() < deadline

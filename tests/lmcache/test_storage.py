@@ -414,7 +414,7 @@ def test_a_layout_that_another_process_begins_to_store_with_is_found(
     storing, asking = engine.backend(), engine.backend()
     assert asking.batched_contains(keys) == 0
     chunks.put(storing, keys, **ODD)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while asking.batched_contains(keys) == 0:
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,3 +26,29 @@ def is_refused_in_a_child(call: Callable[[], Any]) -> bool:
             os._exit(7)
         os._exit(1)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def ctrl_c(call: Callable[[], Any]) -> float:
+    """Has Ctrl-C end a call that waits, and says how many seconds after it the call has ended."""
+    pressed = returned = 0.0
+
+    def press() -> None:
+        nonlocal pressed
+        pressed = time.monotonic()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(0.2, press)
+
+    def wait() -> None:
+        nonlocal returned
+        timer.start()
+        call()
+        returned = time.monotonic()
+        timer.join()
+
+    with pytest.raises(KeyboardInterrupt):
+        wait()
+    ended = time.monotonic()
+    timer.join()
+    assert not returned, "it has ended by itself"
+    return ended - pressed

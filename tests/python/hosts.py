@@ -177,9 +177,9 @@ class Hosts:
                 remove(name)
 
 
-def until(what: str, holds: Any, patience: float = 20.0) -> None:
+def until(what: str, holds: Any, patience: float = 60.0) -> None:
     """Waits until something holds."""
     end = time.monotonic() + patience
     while not holds():
         assert time.monotonic() < end, f"not within {patience} s: {what}"
-        time.sleep(0.05)
+        time.sleep(0.02)

@@ -73,7 +73,7 @@ def test_a_dropped_task_lets_its_buffers_go(ns: kvdepot.Namespace, keys: Keys) -
         watches.append(weakref.ref(buffer))
         ns.get(name, [buffer])
         del buffer
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(watch() is not None for watch in watches) and time.monotonic() < deadline:
         # No call of kvdepot: the interpreter is told by itself.
         time.sleep(0.01)

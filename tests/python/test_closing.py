@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,17 +78,32 @@ def test_a_second_close_waits_for_the_first(child: Child) -> None:
 
 
 def test_the_end_waits_for_a_close_that_was_interrupted(child: Child) -> None:
+    # Again, where a busy machine has sent the signal after the close.
     process = child(
         BUSY
         + """
-    depot = busy()
-    interrupt_in(0.05)
-    try:
-        depot.close()
-    except KeyboardInterrupt:
-        assert not all(task.done for task in tasks), "too quick"
+    def interrupt(depot):
+        while not refuses(depot):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    for _ in range(50):
+        tasks.clear()
+        depot, closed = busy(), False
+        thread = threading.Thread(target=interrupt, args=(depot,))
+        try:
+            thread.start()
+            depot.close()
+            closed = True
+            thread.join()
+            time.sleep(0.1)
+        except KeyboardInterrupt:
+            pass
+        thread.join()
+        if not closed and not all(task.done for task in tasks):
+            break
     else:
-        raise AssertionError("not interrupted")
+        raise AssertionError("never interrupted")
 """
     )
     assert last_line(process) == "True"
@@ -149,7 +163,7 @@ def test_a_close_lets_memory_and_the_arena_go_while_a_namespace_is_kept(tmp_path
         "cache": {"capacity": "43MiB"},
         "dax": {"path": arena, "capacity": "4MiB"},
         "socket": "off",
-        "lock_wait": "60s",
+        "lock_wait": "1h",
     }
 
     def mapped() -> tuple[bool, bool]:
@@ -163,10 +177,8 @@ def test_a_close_lets_memory_and_the_arena_go_while_a_namespace_is_kept(tmp_path
     assert ns.put([bytes(32)], [b"x" * 5000]).wait(30) == [True]
     assert mapped() == (True, True)
     # Nobody would end the wait.
-    begun = time.monotonic()
     with pytest.raises(kvdepot.LockedError, match="another depot of this process") as caught:
         kvdepot.open("Cache|Dax", settings)
-    assert time.monotonic() - begun < 30
     assert caught.value.pid == os.getpid()
     depot.close()
     assert mapped() == (False, False)
@@ -191,9 +203,16 @@ def test_the_end_of_a_process_waits_for_a_mover_that_its_own_thread_lets_go(chil
     tasks.append(mover.store(held, [block] * 4, aside=True))
     del mover
     time.sleep(0.02)
-    assert not tasks[0].done, "too quick"
+    print(not tasks[0].done)
     """
     )
-    process = child(program)
-    assert last_line(process) == "True"
-    assert process.returncode == 0
+    # Again, where a busy machine has let all be copied before the end.
+    for _ in range(10):
+        process = child(program)
+        out, error = process.communicate(timeout=120)
+        assert process.returncode == 0, error
+        under_way, done = out.split()
+        assert done == "True"
+        if under_way == "True":
+            return
+    raise AssertionError("too quick")

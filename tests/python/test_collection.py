@@ -102,7 +102,7 @@ def test_a_task_that_nobody_asks_lets_its_buffers_go(ns: kvdepot.Namespace, keys
             buffer.other = task
         tasks.append(task)
         del buffer, task
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(watch() is not None for watch in watches) and time.monotonic() < deadline:
         # No call of kvdepot: the interpreter is told by itself.
         time.sleep(0.01)
@@ -122,7 +122,7 @@ def test_a_task_under_way_keeps_its_buffers_from_collection(
     gc.collect()
     assert watch() is not None, "the lanes have it"
     ns.abort([held])
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while watch() is not None and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)

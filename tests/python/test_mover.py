@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -94,7 +93,7 @@ def test_a_job_tells_what_it_did(ns: kvdepot.Namespace, mover: kvdepot.Mover, ke
     assert job.wait() is True
     assert job.done
     assert job.bytes == 200_000
-    assert 0 < job.seconds < 30
+    assert 0 < job.seconds < 300
     assert job.error is None
     assert job.results == [True, True]
     assert [len(one or b"") for one in job.checksums] == [16, 16]
@@ -230,13 +229,11 @@ def test_placements_of_an_owner_that_is_gone(depots: Any, keys: Keys) -> None:
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
-    start = time.monotonic()
     with pytest.raises(kvdepot.Error, match=str(tmp_path)):
         kvdepot.attach(tmp_path / "none")
     (tmp_path / "file").touch()
     with pytest.raises(kvdepot.Error, match=str(tmp_path)):
         kvdepot.attach(str(tmp_path / "file"))
-    assert time.monotonic() - start < 5
 
 
 def test_a_listener_that_does_not_answer(tmp_path: Path) -> None:
@@ -246,10 +243,8 @@ def test_a_listener_that_does_not_answer(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(path)
         mute.listen()
-        start = time.monotonic()
         with pytest.raises(kvdepot.Error, match=f"{path}.*no answer"):
             kvdepot.attach(path)
-        assert time.monotonic() - start < 7
 
 
 def test_a_closed_mover_refuses(depot: kvdepot.Depot, ns: kvdepot.Namespace, keys: Keys) -> None:

@@ -45,7 +45,7 @@ def test_a_second_opener_learns_who_is_first(depots: Any, child: Any) -> None:
     start = time.monotonic()
     with pytest.raises(kvdepot.LockedError, match=r"lock_wait = 0\.3"):
         depots.open(lock_wait=0.3)
-    assert 0.3 <= time.monotonic() - start < 5
+    assert time.monotonic() - start >= 0.3
     owner.kill()
     owner.wait()
     # Its lock died with it, and what it had acknowledged is there.

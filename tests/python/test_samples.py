@@ -16,7 +16,8 @@ HAVE = {page: samples(page) for page in pages() if samples(page)}
 @pytest.fixture
 def stage() -> Iterator[Stage]:
     # Sockets have short paths.
-    root = Path(tempfile.mkdtemp(prefix="kvd-"))
+    # The pages have paths without blanks, and write them so.
+    root = Path(tempfile.mkdtemp(prefix="kvd-", dir="/tmp"))
     try:
         stage = Stage(root)
         yield stage

@@ -10,11 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import kvdepot
 import pytest
+from helpers import ctrl_c
+from hosts import until
 
 LENGTH = 70_000
 
@@ -107,9 +110,7 @@ def test_blocks_come_back_with_the_next_service(service: Service) -> None:
         assert ns.prefix(keys(0)) == 0
         assert ns.put(keys(50), [content(50)]).wait(30) == [False]
         service.process = service.start()
-        deadline = time.monotonic() + 30
-        while ns.prefix(keys(*range(20))) < 20 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until("all are back", lambda: ns.prefix(keys(*range(20))) == 20)
         buffers = [bytearray(LENGTH) for _ in range(20)]
         assert all(ns.get(keys(*range(20)), buffers).wait(30))
         assert [bytes(buffer) for buffer in buffers] == [content(n) for n in range(20)]
@@ -163,137 +164,114 @@ CALLS: list[Call] = [
 
 
 @contextmanager
-def heartbeat() -> Iterator[Callable[[], float]]:
-    """The longest time for which another Python thread could not run."""
-    gaps, ended = [0.0], threading.Event()
+def gone_on_by_another_thread(service: Service) -> Iterator[None]:
+    """Stops the service, and has a thread of Python let it go on while a call waits for it: a call
+    that lets no other thread run is over after its time-out alone, without an answer."""
+    service.stop()
 
-    def beat() -> None:
-        last = time.monotonic()
-        while not ended.is_set():
-            time.sleep(0.001)
-            now = time.monotonic()
-            gaps.append(now - last)
-            last = now
+    def go_on() -> None:
+        time.sleep(0.05)
+        service.go_on()
 
-    thread = threading.Thread(target=beat)
+    thread = threading.Thread(target=go_on)
     thread.start()
     try:
-        yield lambda: max(gaps)
+        yield
     finally:
-        ended.set()
         thread.join()
+        service.go_on()
 
 
-def test_a_stopped_service_stops_no_thread_and_no_call(service: Service) -> None:
-    depots = [service.open(timeout="2s") for _ in CALLS]
+def test_a_stopped_service_stops_no_thread(service: Service) -> None:
+    with service.open(timeout="60s") as depot:
+        ns = namespace(depot)
+        assert ns.put(keys(1), [content(1)]).wait(30) == [True]
+        for call in CALLS:
+            with gone_on_by_another_thread(service):
+                call(depot, ns)
+            assert depot.connected
+        assert ns.prefix(keys(1)) == 1
+
+
+def test_a_stopped_service_stops_no_call(service: Service) -> None:
+    depots = [service.open(timeout="5s") for _ in CALLS]
     spaces = [namespace(depot) for depot in depots]
     assert spaces[0].put(keys(1), [content(1)]).wait(30) == [True]
+
+    def ends(call: Call, depot: kvdepot.Depot, ns: kvdepot.Namespace) -> None:
+        call(depot, ns)
+        assert not depot.connected
+        assert ns.prefix(keys(1)) == 0
+        with pytest.raises(kvdepot.Error, match="nobody serves there"):
+            ns.clear()
+
     service.stop()
     try:
-        with heartbeat() as longest:
-            for call, depot, ns in zip(CALLS, depots, spaces, strict=True):
-                begun = time.monotonic()
-                call(depot, ns)
-                assert time.monotonic() - begun < 2 + 10
-                assert not depot.connected
-                assert ns.prefix(keys(1)) == 0
-                with pytest.raises(kvdepot.Error, match="nobody serves there"):
-                    ns.clear()
-            assert longest() < 1.8, "as long as a call waited"
+        with ThreadPoolExecutor(len(CALLS)) as threads:
+            list(threads.map(ends, CALLS, depots, spaces))
     finally:
         service.go_on()
     for depot, ns in zip(depots, spaces, strict=True):
-        deadline = time.monotonic() + 30
-        while not depot.connected and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until("connected again", lambda depot=depot: depot.connected)
         assert ns.prefix(keys(1)) == 1
         depot.close()
 
 
 def test_a_task_ends_when_its_service_is_stopped(service: Service) -> None:
-    with service.open(timeout="500ms") as depot:
+    with service.open(timeout="5s") as depot:
         ns = namespace(depot)
         assert ns.put(keys(1), [content(1)]).wait(30) == [True]
         service.stop()
         try:
             task = ns.get(keys(1), [bytearray(LENGTH)])
-            begun = time.monotonic()
-            assert task.wait() == [False]
-            assert time.monotonic() - begun < 5
+            assert task.wait(60) == [False]
         finally:
             service.go_on()
 
 
 def test_pins_are_dropped_while_the_service_is_stopped(service: Service) -> None:
-    with service.open() as depot:
+    with service.open(timeout="60s") as depot:
         ns = namespace(depot)
         many = keys(*range(20))
         assert all(ns.put(many, [content(n) for n in range(20)]).wait(30))
         pins = ns.pin(many)
         assert all(pins)
         service.stop()
-        # Another call waits for its answer meanwhile.
+        # Another call waits for its answer meanwhile, and longer than what is dropped after it.
         waiting = threading.Thread(target=ns.prefix, args=(many,))
         waiting.start()
         try:
             time.sleep(0.1)
-            begun = time.monotonic()
-            with heartbeat() as longest:
-                del pins
-                gc.collect()
-                assert longest() < 5
-            assert time.monotonic() - begun < 5, "a call waits for ten seconds"
+            del pins
+            gc.collect()
             assert waiting.is_alive()
         finally:
             service.go_on()
             waiting.join()
-        deadline = time.monotonic() + 30
-        while any(tier["pinned_blocks"] for tier in depot.stats()["tiers"].values()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+
+        def are_unpinned() -> bool:
+            return not any(tier["pinned_blocks"] for tier in depot.stats()["tiers"].values())
+
+        until("unpinned", are_unpinned)
 
 
 def test_ctrl_c_ends_a_call_at_once(service: Service) -> None:
-    with service.open() as depot:
+    with service.open(timeout="60s") as depot:
         ns = namespace(depot)
         assert ns.put(keys(1), [content(1)]).wait(30) == [True]
         service.stop()
-        late = []
         try:
-            for call in CALLS:
-                pressed = [0.0]
-
-                def press(pressed: list[float] = pressed) -> None:
-                    pressed[0] = time.monotonic()
-                    os.kill(os.getpid(), signal.SIGINT)
-
-                timer = threading.Timer(0.2, press)
-                timer.start()
-                with pytest.raises(KeyboardInterrupt):
-                    call(depot, ns)
-                late.append(time.monotonic() - pressed[0])
-                timer.join()
+            late = [ctrl_c(lambda call=call: call(depot, ns)) for call in CALLS]
         finally:
             service.go_on()
-        # On a busy machine now and then one is later.
-        assert sorted(late)[len(late) // 2] < 0.05, late
+        # On a busy machine most may be later.
+        assert min(late) < 1, late
         # The connection is sound, and what was granted to nobody is given back.
         assert ns.prefix(keys(1)) == 1
         assert depot.connected
         tiers = depot.stats()["tiers"].values()
         assert all(tier["pinned_blocks"] == 0 for tier in tiers)
         assert all(tier["reserved_blocks"] == 0 for tier in tiers)
-
-
-@contextmanager
-def signalled(number: signal.Signals, after: float = 0.2) -> Iterator[None]:
-    """Sends this process a signal in a moment."""
-    timer = threading.Timer(after, os.kill, (os.getpid(), number))
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.join()
 
 
 def test_a_reservation_whose_commit_was_interrupted_can_be_ended(service: Service) -> None:
@@ -307,8 +285,7 @@ def test_a_reservation_whose_commit_was_interrupted_can_be_ended(service: Servic
         waiting.start()
         try:
             time.sleep(0.1)
-            with signalled(signal.SIGINT), pytest.raises(KeyboardInterrupt):
-                ns.commit(held, [[bytes(16)]])
+            ctrl_c(lambda: ns.commit(held, [[bytes(16)]]))
         finally:
             service.go_on()
             waiting.join()
@@ -318,8 +295,7 @@ def test_a_reservation_whose_commit_was_interrupted_can_be_ended(service: Servic
         held = [one for one in ns.reserve(keys(2), 10) if one]
         service.stop()
         try:
-            with signalled(signal.SIGINT), pytest.raises(KeyboardInterrupt):
-                ns.commit(held, [[bytes(16)]])
+            ctrl_c(lambda: ns.commit(held, [[bytes(16)]]))
         finally:
             service.go_on()
         assert ns.commit(held, [[bytes(16)]]) == [False]
@@ -334,10 +310,10 @@ def test_a_signal_handler_may_close_the_depot_of_a_call_that_waits(service: Serv
     try:
         going_on = threading.Timer(1, service.go_on)
         going_on.start()
-        begun = time.monotonic()
-        with signalled(signal.SIGUSR1):
-            assert ns.prefix(keys(1)) == 0
-        assert time.monotonic() - begun < 10
+        pressed = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+        pressed.start()
+        assert ns.prefix(keys(1)) == 0
+        pressed.join()
         going_on.join()
     finally:
         service.go_on()
@@ -350,10 +326,7 @@ def test_a_signal_handler_may_close_the_depot_of_a_call_that_waits(service: Serv
 def test_attaching_to_a_stopped_service_notices_ctrl_c(service: Service) -> None:
     service.stop()
     try:
-        begun = time.monotonic()
-        with signalled(signal.SIGINT), pytest.raises(KeyboardInterrupt):
-            kvdepot.attach(str(service.socket))
-        assert time.monotonic() - begun < 2
+        ctrl_c(lambda: kvdepot.attach(str(service.socket)))
     finally:
         service.go_on()
 
@@ -408,12 +381,8 @@ def test_locating_a_block_stops_no_thread_and_notices_ctrl_c(service: Service) -
         assert mover.locate([pin.placement]) == [None]
         service.stop()
         try:
-            begun = time.monotonic()
-            with heartbeat() as longest:
-                with signalled(signal.SIGINT), pytest.raises(KeyboardInterrupt):
-                    mover.locate([pin.placement])
-                assert longest() < 5
-            assert time.monotonic() - begun < 5
+            # Were no other thread let run, none could send the signal before the time-out.
+            ctrl_c(lambda: mover.locate([pin.placement]))
         finally:
             service.go_on()
 

@@ -38,8 +38,9 @@ def exchange() -> Path:
     """The program that is one end of an exchange."""
     if (cargo := shutil.which("cargo")) is None:
         pytest.skip("no cargo to build an engine's process with")
-    build = [cargo, "build", "-p", "kvdepot-transfer", "--example", "exchange"]
-    said = [*build, "--message-format", "json"]
+    # With the features that `make test-rust` builds with, so that it has been built there.
+    workspace = ["--workspace", "--exclude", "kvdepot-python"]
+    said = [cargo, "build", *workspace, "--example", "exchange", "--message-format", "json"]
     done = subprocess.run(said, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     built = [json.loads(line) for line in done.stdout.splitlines()]
