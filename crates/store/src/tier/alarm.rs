@@ -8,8 +8,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::{Error, clock};
+use kvdepot_host::Condvar;
 use kvdepot_host::fork::Origin;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use super::late::Expires;
 #[cfg(feature = "sim")]
