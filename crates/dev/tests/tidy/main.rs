@@ -8,6 +8,7 @@
     reason = "a test may stop where the tree cannot be read"
 )]
 
+mod real_time;
 mod rooms;
 mod tree;
 
