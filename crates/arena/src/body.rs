@@ -18,8 +18,9 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use kvdepot_alloc::Pool;
+use kvdepot_host::Condvar;
 use kvdepot_media::{Buffer, Mapping};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::format::layout::Layout;

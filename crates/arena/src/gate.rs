@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use kvdepot_host::Condvar;
 use kvdepot_host::fork;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::clock;
 use crate::error::Error;

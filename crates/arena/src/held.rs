@@ -12,8 +12,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use kvdepot_host::Condvar;
 use kvdepot_host::cpu::time_of_this_thread;
-use parking_lot::{Condvar, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
 /// Keys of a call that are handled before others who wait for the lock have it: some tens of
 /// microseconds. The simulator's calls are short ones.

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use kvdepot_alloc::Pool;
+use kvdepot_host::Condvar;
 use kvdepot_host::limits;
 use kvdepot_media::Mapping;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::body::{Arena, State, Table};
 use crate::error::Error;

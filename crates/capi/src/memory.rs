@@ -12,8 +12,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kvdepot_host::Condvar;
 use kvdepot_store::{BlockBuffers, Buffer};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::given::{In, Plain};
 use crate::guard::Failure;

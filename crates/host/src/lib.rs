@@ -9,7 +9,7 @@
 //! * a reservation ends with the death of its process, never by a broken connection alone
 //!   ([`peer::Process`]);
 //! * a block device is one program's alone ([`block`]);
-//! * a forked child owns nothing ([`fork`]);
+//! * a forked child owns nothing ([`fork`]), and may have threads of its own ([`Condvar`]);
 //! * defaults fit what the machine *and* its control group allow ([`limits`], [`cpu`], [`dirs`]).
 //!
 //! # Which descriptor a lock lives on
@@ -26,6 +26,7 @@
 )]
 
 pub mod block;
+mod condvar;
 pub mod cpu;
 pub mod dir;
 pub mod dirs;
@@ -39,4 +40,5 @@ pub mod lock;
 pub mod peer;
 pub mod socket;
 
+pub use condvar::{Condvar, Waited};
 pub use error::{Error, Result};

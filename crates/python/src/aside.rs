@@ -7,10 +7,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kvdepot_host::Condvar;
 use kvdepot_host::cpu;
 use kvdepot_service::{MoveJob as ServiceJob, Mover as ServiceMover};
 use kvdepot_store::Checksum;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 /// A job that was begun, or will be.
 pub(crate) enum Job {

@@ -60,5 +60,6 @@ pub use pipeline::{
 pub use task::{Mirror, Outcome, Task};
 pub use tier::{
     BlockFile, Borrowed, Directory, Door, DoorKey, Ends, Kinds, NamespacePage, NamespaceUsage,
-    Opener, Outside, Page, Pending, Proof, Reply, Terms, Tier, TierKind, ask, know_door, open_door,
+    Opener, Outside, Page, Parts, Pending, Progress, Proof, Reply, Terms, Tier, TierKind, ask,
+    know_door, open_door,
 };

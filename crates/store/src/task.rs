@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use kvdepot_arena::gate::FORKED;
 use kvdepot_arena::{Error, clock};
+use kvdepot_host::Condvar;
 use kvdepot_host::fork;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::journal::{Journal, Stages};
 

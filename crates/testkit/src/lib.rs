@@ -40,4 +40,4 @@ pub mod sim;
 pub mod worker;
 pub mod write_log;
 
-pub use seed::{Rng, rounds};
+pub use seed::{Rng, few_rounds, rounds};

@@ -19,6 +19,13 @@ pub fn rounds(usual: u64) -> u64 {
     if test_all() { usual * ALL } else { usual }
 }
 
+/// The same where rounds take long: a part of those that [`rounds`] has are left to
+/// `KVDEPOT_TEST_ALL=1`.
+#[must_use]
+pub fn few_rounds(few: u64, usual: u64) -> u64 {
+    if test_all() { usual * ALL } else { few }
+}
+
 /// SplitMix64 (Steele, Lea, Flood 2014): small, fast, and any seed is a good one.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use kvdepot_host::Condvar;
+use parking_lot::Mutex;
 
 /// How often it looks. A task ends at most so long, and what ending takes, behind its time.
 const EVERY: Duration = Duration::from_millis(20);

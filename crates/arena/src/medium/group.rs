@@ -5,7 +5,8 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use kvdepot_host::Condvar;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::held;
 

@@ -109,7 +109,7 @@ static void logged(const char *at) {
     OK(kvd_log(NULL, NULL, KVD_LOG_OFF));
     damage(at);
     CHECK(told.lines == lines);
-    pid_t child = fork();
+    pid_t child = fork_beside_sleepers();
     if (child == 0) {
         REFUSED(kvd_log(tell, &told, KVD_LOG_WARN), KVD_CLOSED, "forked");
         _exit(0);

@@ -1,22 +1,7 @@
 /* What an engine may do in the middle of a save, at the end, and in a child. */
 #define _DEFAULT_SOURCE
-#include <kvdepot.h>
+#include "check.h"
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#define CHECK(what)                                                                  \
-    do {                                                                             \
-        if (!(what)) {                                                               \
-            fprintf(stderr, "line %d: %s: %s\n", __LINE__, #what, kvd_last_error()); \
-            exit(1);                                                                 \
-        }                                                                            \
-    } while (0)
-
-#define OK(call) CHECK((call) == KVD_OK)
-#define REFUSED(call, status, says) CHECK((call) == (status) && strstr(kvd_last_error(), says))
 
 enum { PIECE = 16, ROW = 8, TOKENS = 40 };
 
@@ -272,22 +257,61 @@ static void huge_numbers(void) {
     }
 }
 
-static kvd_sessions *busy_sessions;
-static int ends;
+/* What other threads do while one forks. */
+struct work {
+    kvd_depot *depot;
+    kvd_sessions *sessions;
+    int ends;
+    int begun;
+};
 
-static void *busy(void *user) {
-    uint32_t from = *(uint32_t *)user;
-    for (uint32_t round = 0; !__atomic_load_n(&ends, __ATOMIC_SEQ_CST); round++) {
+static int goes_on(struct work *work, uint32_t round) {
+    if (round == 1)
+        __atomic_add_fetch(&work->begun, 1, __ATOMIC_SEQ_CST);
+    return !__atomic_load_n(&work->ends, __ATOMIC_SEQ_CST);
+}
+
+static void *save_all_the_time(void *user) {
+    struct work *work = user;
+    for (uint32_t round = 0; goes_on(work, round); round++) {
         uint32_t tokens[TOKENS];
         struct rows rows;
-        fill(tokens, &rows, from + round % 50 * 100);
-        OK(save(busy_sessions, &rows));
-        CHECK(comes_back(busy_sessions, &rows));
+        fill(tokens, &rows, 100000 + round % 50 * 100);
+        OK(save(work->sessions, &rows));
+        CHECK(comes_back(work->sessions, &rows));
     }
     return NULL;
 }
 
-/* A depot of a child's own. */
+static void *put_and_get_all_the_time(void *user) {
+    struct work *work = user;
+    kvd_space space;
+    KVD_INIT(&space);
+    space.model = space.dtype = "n";
+    space.block_tokens = 4;
+    kvd_namespace *blocks;
+    OK(kvd_namespace_open(work->depot, &space, &blocks));
+    for (uint32_t round = 0; goes_on(work, round); round++) {
+        kvd_key key = {{(uint8_t)round, 1}};
+        char bytes[64] = {(char)round}, back[64];
+        kvd_buffer from = {bytes, sizeof bytes}, into = {back, sizeof back};
+        kvd_block one = {&from, 1}, to = {&into, 1};
+        kvd_task *task;
+        uint8_t outcome;
+        OK(kvd_put(blocks, &key, 1, &one, &task));
+        OK(kvd_task_wait(task, KVD_NONE, &outcome, 1));
+        OK(kvd_task_free(task));
+        OK(kvd_get(blocks, &key, 1, &to, 0, &task));
+        OK(kvd_task_wait(task, KVD_NONE, &outcome, 1));
+        OK(kvd_task_free(task));
+        CHECK(outcome != KVD_DONE || memcmp(bytes, back, sizeof bytes) == 0);
+        OK(kvd_remove(blocks, &key, 1, NULL));
+    }
+    OK(kvd_namespace_close(blocks));
+    return NULL;
+}
+
+/* A depot from its opening to its end. */
 static void own_depot(void) {
     uint32_t tokens[TOKENS];
     struct rows rows;
@@ -300,11 +324,19 @@ static void own_depot(void) {
     OK(kvd_depot_close(depot));
 }
 
-static void forked(kvd_depot *depot, kvd_sessions *sessions, int opens) {
-    pid_t child = fork();
+static void *open_and_close_all_the_time(void *user) {
+    struct work *work = user;
+    for (uint32_t round = 0; goes_on(work, round); round++)
+        own_depot();
+    return NULL;
+}
+
+/* A child whose depot is its parent's, which it does not have. */
+static void ends_well(pid_t child, kvd_depot *depot, kvd_sessions *sessions, int opens) {
     CHECK(child >= 0);
     if (child == 0) {
-        alarm(60);
+        /* One that hangs is said to, long after a machine may have stood still. */
+        alarm(600);
         uint32_t tokens[TOKENS];
         struct rows rows;
         fill(tokens, &rows, 1);
@@ -319,33 +351,39 @@ static void forked(kvd_depot *depot, kvd_sessions *sessions, int opens) {
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
-/* Children of a process whose other threads save: what they have is not theirs. Of one where nobody
+/* Children of a process whose other threads work: what they have is not theirs. Of one where nobody
  * does, which may open their own. */
-static void children(void) {
-    kvd_depot *depot = opened();
-    kvd_sessions *sessions = busy_sessions = sessions_of(depot);
-    pthread_t threads[2];
-    uint32_t from[2] = {100000, 200000};
-    for (size_t i = 0; i < 2; i++)
-        CHECK(pthread_create(&threads[i], NULL, busy, &from[i]) == 0);
-    for (int round = 0; round < 30; round++)
-        forked(depot, sessions, 0);
-    __atomic_store_n(&ends, 1, __ATOMIC_SEQ_CST);
-    for (size_t i = 0; i < 2; i++)
-        CHECK(pthread_join(threads[i], NULL) == 0);
-    /* Nobody asks for anything, and what lanes do after an answer takes microseconds. */
-    usleep(100000);
-    forked(depot, sessions, 1);
-    OK(kvd_sessions_close(sessions));
-    OK(kvd_depot_close(depot));
+static void children(int beside) {
+    struct work work = {.depot = opened(), .ends = 0, .begun = 0};
+    work.sessions = sessions_of(work.depot);
+    void *(*const works[])(void *) = {save_all_the_time, save_all_the_time,
+                                      put_and_get_all_the_time, open_and_close_all_the_time};
+    enum { THREADS = sizeof works / sizeof *works };
+    pthread_t threads[THREADS];
+    if (beside > 0) {
+        for (size_t i = 0; i < THREADS; i++)
+            CHECK(pthread_create(&threads[i], NULL, works[i], &work) == 0);
+        while (__atomic_load_n(&work.begun, __ATOMIC_SEQ_CST) < THREADS)
+            usleep(1000);
+        for (int round = 0; round < beside; round++)
+            ends_well(fork(), work.depot, work.sessions, 0);
+        __atomic_store_n(&work.ends, 1, __ATOMIC_SEQ_CST);
+        for (size_t i = 0; i < THREADS; i++)
+            CHECK(pthread_join(threads[i], NULL) == 0);
+    }
+    for (int round = 0; round < 10; round++)
+        ends_well(fork_beside_sleepers(), work.depot, work.sessions, 1);
+    OK(kvd_sessions_close(work.sessions));
+    OK(kvd_depot_close(work.depot));
 }
 
-int main(void) {
+/* With a number, so many children of a process whose threads work. */
+int main(int count, char **words) {
     in_a_save();
     tasks_behind_a_close();
     memory();
     huge_numbers();
-    children();
+    children(count > 1 ? atoi(words[1]) : 0);
     puts("done");
     return 0;
 }

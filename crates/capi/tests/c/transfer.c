@@ -387,7 +387,7 @@ static void bad_inputs(void) {
     OK(kvd_remote_close(NULL));
     OK(kvd_batch_free(NULL));
 
-    pid_t child = fork();
+    pid_t child = fork_beside_sleepers();
     if (child == 0) {
         one.remote = remote;
         REFUSED(kvd_engine_submit(third, &one, 1, 1000, 0, &batch), KVD_CLOSED, "forked");

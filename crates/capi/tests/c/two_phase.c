@@ -101,7 +101,7 @@ static void stored_and_loaded(kvd_namespace *blocks, const kvd_key *keys, const 
     OK(kvd_contains(blocks, keys, KEYS, there));
     CHECK(there[0] == 0 && there[1] == 0 && there[2] == 0);
 
-    pid_t child = fork();
+    pid_t child = fork_beside_sleepers();
     if (child == 0) {
         REFUSED(kvd_pinned_look(pins[0], &place), KVD_CLOSED, "forked");
         OK(kvd_mover_close(mover));

@@ -10,6 +10,7 @@
 
 mod mutants;
 mod pages;
+mod real_time;
 mod rooms;
 mod tree;
 

@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use parking_lot::{Condvar, Mutex};
+use kvdepot_host::Condvar;
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 
 /// Something to call with a task that is over.

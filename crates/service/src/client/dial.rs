@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use kvdepot_arena::patience::Limit;
 use kvdepot_arena::{Error, NamespaceId, clock};
+use kvdepot_host::Condvar;
 use kvdepot_host::cpu;
 use kvdepot_store::placement::Holder;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::client::calls::Said;
 use crate::client::link::Link;

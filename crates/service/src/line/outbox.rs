@@ -6,8 +6,9 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
+use kvdepot_host::Condvar;
 use kvdepot_host::fds;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::frame::Out;
 

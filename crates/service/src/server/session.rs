@@ -12,10 +12,11 @@ use std::time::Duration;
 
 use kvdepot_arena::verdict::Moved;
 use kvdepot_arena::{Error, Key, NamespaceId, clock};
+use kvdepot_host::Condvar;
 use kvdepot_media::PART_LEN_MAX;
 use kvdepot_store::placement::Holder;
 use kvdepot_store::{Caller, Core, GetOptions, Mirror, Op, Outcome, Reservation};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use zerocopy::little_endian::U64;
 
 use crate::frame::verbs::{self as say, Verb};

@@ -4,8 +4,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvdepot_host::Condvar;
 use kvdepot_store::Buffer;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use super::memory::Taken;
 use crate::error::Error;

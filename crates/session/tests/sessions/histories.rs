@@ -9,7 +9,7 @@ use crate::common::spec;
 use kvdepot_session::{Checkpoint, Error, Found, Reason, Saved, Sessions, export, import};
 use kvdepot_store::{BlockBuffers, Buffer, Config};
 use kvdepot_testkit::bytes::content;
-use kvdepot_testkit::{Rng, rounds};
+use kvdepot_testkit::{Rng, few_rounds};
 use serde_json::json;
 
 const ROW: usize = 100;
@@ -278,7 +278,8 @@ fn files(dir: &Path) -> Vec<PathBuf> {
 fn whatever_two_processes_do_no_wrong_byte_comes_back() {
     let name = "histories::whatever_two_processes_do_no_wrong_byte_comes_back";
     let mut rng = Rng::for_test(name);
-    for history in 0..rounds(40) {
+    // `make test-all` has 800.
+    for history in 0..few_rounds(16, 40) {
         let home = tempfile::tempdir().unwrap();
         let roomy = history % 2 == 0;
         let stores = (0..2).map(|_| open(home.path(), roomy)).collect();

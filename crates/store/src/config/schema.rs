@@ -71,14 +71,16 @@ pub const OPTIONS: &[OptionSpec] = &[
         "lookup_timeout",
         Kind::Duration,
         "1s",
-        "How long a lookup in a tier that may answer late may take; it is a miss then.",
+        "How long a lookup in a tier that may answer late may take; what it has not found by then is a \
+         miss.",
     ),
     OptionSpec::new(
         "",
         "tier_timeout",
         Kind::Duration,
         "10s",
-        "How long anything else there may take: a block is not stored there then.",
+        "How long such a tier may be silent in anything else: a block is not stored there then. A call \
+         that takes many requests goes on as long as they are answered.",
     ),
     OptionSpec::new(
         "",
@@ -305,14 +307,14 @@ pub const LATE: &[OptionSpec] = &[
         "lookup_timeout",
         Kind::Duration,
         "the depot's",
-        "How long a lookup here may take; it is a miss then.",
+        "How long a lookup here may take; what it has not found by then is a miss.",
     ),
     OptionSpec::new(
         "",
         "timeout",
         Kind::Duration,
         "the depot's `tier_timeout`",
-        "How long anything else here may take.",
+        "How long the tier may be silent in anything else.",
     ),
 ];
 

@@ -11,9 +11,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvdepot_arena::Error;
+use kvdepot_host::Condvar;
 use kvdepot_host::cpu;
 use kvdepot_media::is_simulated;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use super::Core;
 use crate::tier::Arenas;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use kvdepot_arena::held::{Guard, Mutex};
 use kvdepot_arena::{Identity, Place, Reserved, Token, clock};
-use parking_lot::Condvar;
+use kvdepot_host::Condvar;
 
 use super::budget::Share;
 use super::loads::Load;

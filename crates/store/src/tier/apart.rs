@@ -1,5 +1,6 @@
 //! A tier that may answer late, as the pipeline asks it: each question has a limit, and one that
-//! does not answer is left alone for a while.
+//! does not answer is left alone for a while. A lookup's limit is of the whole, and what was found by
+//! then counts; any other is of the silence between one sign of an answer and the next.
 //!
 //! *The breaker.* Where several answers in a row have not come, nothing is asked for some time: a
 //! broken tier is a miss, at once. Then one question goes through; if it is answered the breaker
@@ -14,10 +15,11 @@ use kvdepot_arena::{Key, NamespaceId, Place, Refused, Reserved, TierStats, Token
 use kvdepot_media::{Checksum, is_simulated};
 use parking_lot::{Mutex, RwLock};
 
+use super::alarm::Alarm;
 use super::contract::{NamespacePage, Page, Tier};
 use super::door::DoorKey;
 use super::file::Directory;
-use super::late::{Alarm, Pending, Reply, ask, ask_or};
+use super::late::{Pending, Reply, ask, ask_or};
 use crate::chances::UNKNOWN;
 use crate::ghosts::Ghosts;
 
@@ -38,7 +40,7 @@ pub(crate) struct Apart {
     tier: Arc<dyn Tier>,
     /// That its placements bear.
     number: u32,
-    /// How long a lookup may take, and anything else.
+    /// How long a lookup may take, and how long a tier may be silent in anything else.
     lookup: Duration,
     patience: Duration,
     breaker: Arc<Breaker>,

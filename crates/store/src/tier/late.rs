@@ -4,23 +4,27 @@
 //! Whoever is asked gets a [`Reply`]; whoever asks has the [`Pending`] answer. An answer comes
 //! once: in the call, later, or, where a limit passes first or the reply is dropped, not at all.
 //! What comes too late is given back by whoever asked, so that nothing it holds is lost.
+//!
+//! A limit bounds silence. A question that takes many requests is not over while some of them are
+//! answered: whoever answers says so by its [`Progress`]. A lookup cannot be waited for so long:
+//! [`Reply::in_parts`] has what was found by its limit be the answer.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvdepot_arena::{Error, clock};
-use kvdepot_host::fork::Origin;
-use parking_lot::{Condvar, Mutex};
+use kvdepot_arena::clock;
+use parking_lot::Mutex;
+
+use super::alarm::Alarm;
 
 /// What follows an answer, or its absence.
 type Then<T> = Box<dyn FnOnce(Option<T>) + Send>;
 
 /// What becomes of an answer that nobody waits for any more.
 type Back<T> = Box<dyn FnOnce(T) + Send>;
+
+/// The answer of a question whose time is over, as far as there is one by then.
+type SoFar<T> = Box<dyn FnOnce() -> Option<T> + Send>;
 
 /// The asked side. Dropped without an answer, it says that there is none.
 #[must_use = "dropped, it says that there is no answer"]
@@ -33,6 +37,9 @@ pub struct Pending<T>(Arc<Shared<T>>);
 struct Shared<T> {
     state: Mutex<State<T>>,
     back: Mutex<Option<Back<T>>>,
+    so_far: Mutex<Option<SoFar<T>>>,
+    /// When there was progress last.
+    heard: Mutex<Option<Instant>>,
 }
 
 enum State<T> {
@@ -55,6 +62,8 @@ pub(super) fn ask_or<T>(back: Option<Back<T>>) -> (Reply<T>, Pending<T>) {
     let shared = Arc::new(Shared {
         state: Mutex::new(State::Asked),
         back: Mutex::new(back),
+        so_far: Mutex::new(None),
+        heard: Mutex::new(None),
     });
     (Reply(Some(Arc::clone(&shared))), Pending(shared))
 }
@@ -62,6 +71,8 @@ pub(super) fn ask_or<T>(back: Option<Back<T>>) -> (Reply<T>, Pending<T>) {
 impl<T> Shared<T> {
     /// Gives the answer back where nobody waits for it any more.
     fn answer(&self, answer: Option<T>) -> Option<T> {
+        let so_far = self.so_far.lock().take();
+        drop(so_far);
         let then = {
             let mut state = self.state.lock();
             match std::mem::replace(&mut *state, State::Over) {
@@ -76,21 +87,98 @@ impl<T> Shared<T> {
         then(answer);
         None
     }
+
+    /// The same, where an answer that is too late goes back.
+    fn answer_or_back(&self, answer: T) -> bool {
+        let late = self.answer(Some(answer));
+        let in_time = late.is_none();
+        if let Some((late, back)) = late.zip(self.back.lock().take()) {
+            back(late);
+        }
+        in_time
+    }
 }
 
 impl<T> Reply<T> {
     /// Answers. What follows runs in this thread. False where nobody waits for it any more: the
     /// pins in it are ended, and its reservations given back.
     pub fn answer(mut self, answer: T) -> bool {
-        let Some(shared) = self.0.take() else {
-            return false;
-        };
-        let late = shared.answer(Some(answer));
-        let in_time = late.is_none();
-        if let Some((late, back)) = late.zip(shared.back.lock().take()) {
-            back(late);
+        self.0
+            .take()
+            .is_some_and(|shared| shared.answer_or_back(answer))
+    }
+}
+
+impl<T: Send + 'static> Reply<T> {
+    /// By which whoever answers says that there is more to come.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        Progress(self.0.clone().map(|shared| shared as _))
+    }
+
+    /// Where the parts of an answer go as they come. At the limit those that have come are `told`
+    /// as the answer, unless there is none.
+    pub fn in_parts<P: Send + 'static>(
+        &self,
+        count: usize,
+        told: impl FnOnce(Vec<Option<P>>) -> T + Send + 'static,
+    ) -> Parts<P> {
+        let parts = Parts(Arc::new(Mutex::new((0..count).map(|_| None).collect())));
+        if let Some(shared) = &self.0 {
+            let so_far = parts.clone();
+            let so_far = move || {
+                let found = so_far.take();
+                let has_some = found.iter().any(Option::is_some);
+                has_some.then(|| told(found))
+            };
+            *shared.so_far.lock() = Some(Box::new(so_far));
         }
-        in_time
+        parts
+    }
+}
+
+/// Says that a question is being answered. Its limit is counted from the last time.
+#[derive(Clone)]
+pub struct Progress(Option<Arc<dyn Expires>>);
+
+impl Progress {
+    /// Some of the answer is there.
+    pub fn made(&self) {
+        if let Some(question) = &self.0 {
+            question.hear(clock::now());
+        }
+    }
+
+    /// Whether somebody waits for the rest.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        self.0.as_ref().is_some_and(|question| !question.is_over())
+    }
+}
+
+/// The parts of an answer.
+pub struct Parts<P>(Arc<Mutex<Vec<Option<P>>>>);
+
+impl<P> Clone for Parts<P> {
+    fn clone(&self) -> Parts<P> {
+        Parts(Arc::clone(&self.0))
+    }
+}
+
+impl<P> Parts<P> {
+    /// One of them has come. It is dropped where all were taken.
+    pub fn note(&self, at: usize, part: P) {
+        let late = match self.0.lock().get_mut(at) {
+            Some(place) => place.replace(part),
+            None => Some(part),
+        };
+        drop(late);
+    }
+
+    /// Takes all that have come; once.
+    #[must_use]
+    pub fn take(&self) -> Vec<Option<P>> {
+        std::mem::take(&mut *self.0.lock())
     }
 }
 
@@ -145,6 +233,12 @@ impl<T: Send + 'static> Pending<T> {
         then(answer);
     }
 
+    /// As the clock sees it.
+    #[cfg(test)]
+    pub(super) fn question(&self) -> Arc<dyn Expires> {
+        Arc::clone(&self.0) as _
+    }
+
     /// Waits in this thread.
     pub fn wait(self, limit: Duration) -> Option<T> {
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
@@ -158,8 +252,15 @@ impl<T: Send + 'static> Pending<T> {
             schedule.after(limit, expiry(&asked));
             schedule.until(|| question.is_over());
         }
-        if let Ok(answer) = receiver.recv_timeout(limit) {
-            return answer;
+        let mut left = limit;
+        loop {
+            if let Ok(answer) = receiver.recv_timeout(left) {
+                return answer;
+            }
+            match question.goes_on(limit) {
+                Some(end) => left = end.saturating_duration_since(clock::now()),
+                None => break,
+            }
         }
         question.expire();
         // The limit's word, or an answer that has overtaken it.
@@ -168,19 +269,42 @@ impl<T: Send + 'static> Pending<T> {
 }
 
 /// A question whose time can be over.
-trait Expires: Send + Sync {
+pub(super) trait Expires: Send + Sync {
     fn expire(&self);
+    /// There is progress.
+    fn hear(&self, now: Instant);
+    /// Where there was some within the limit, when the question is to be looked at again.
+    fn goes_on(&self, limit: Duration) -> Option<Instant>;
     /// Whether it has its answer, or will have none.
-    #[cfg(feature = "sim")]
     fn is_over(&self) -> bool;
 }
 
 impl<T: Send> Expires for Shared<T> {
     fn expire(&self) {
-        let _none = self.answer(None);
+        let so_far = self.so_far.lock().take();
+        match so_far.and_then(|so_far| so_far()) {
+            Some(found) => {
+                self.answer_or_back(found);
+            }
+            None => {
+                let _none = self.answer(None);
+            }
+        }
     }
 
-    #[cfg(feature = "sim")]
+    fn hear(&self, now: Instant) {
+        *self.heard.lock() = Some(now);
+    }
+
+    fn goes_on(&self, limit: Duration) -> Option<Instant> {
+        if self.so_far.lock().is_some() {
+            // Its parts are the answer.
+            return None;
+        }
+        let end = (*self.heard.lock())?.checked_add(limit)?;
+        (end > clock::now()).then_some(end)
+    }
+
     fn is_over(&self) -> bool {
         matches!(&*self.state.lock(), State::Over)
     }
@@ -188,200 +312,11 @@ impl<T: Send> Expires for Shared<T> {
 
 /// Ends a question; false where it had ended.
 #[cfg(feature = "sim")]
-fn expiry(question: &Arc<dyn Expires>) -> impl FnOnce() -> bool + Send + 'static {
+pub(super) fn expiry(question: &Arc<dyn Expires>) -> impl FnOnce() -> bool + Send + 'static {
     let question = Arc::downgrade(question);
     move || {
         let question = question.upgrade().filter(|question| !question.is_over());
         question.map(|question| question.expire()).is_some()
-    }
-}
-
-/// Threads for what follows the answers that did not come. It is others' code and may take its
-/// time, so the clock hands it on.
-const HANDS: usize = 4;
-
-/// The longest limit that is told from none.
-const LIMIT_MOST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-
-/// Ends questions whose time is over, by threads that sleep while nobody asks. In a simulation its
-/// schedule does.
-pub struct Alarm {
-    clock: Arc<Clock>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
-    origin: Origin,
-}
-
-#[derive(Default)]
-struct Clock {
-    state: Mutex<Watched>,
-    changed: Condvar,
-    /// There is something for a hand.
-    over: Condvar,
-}
-
-#[derive(Default)]
-struct Watched {
-    /// The next to end first; those of equal times in any order.
-    questions: BinaryHeap<Reverse<Watch>>,
-    /// Those whose time is over.
-    due: VecDeque<Arc<dyn Expires>>,
-    /// Nobody waits any more.
-    hurries: bool,
-    stop: bool,
-}
-
-struct Watch {
-    end: Instant,
-    question: Weak<dyn Expires>,
-}
-
-impl PartialEq for Watch {
-    fn eq(&self, other: &Watch) -> bool {
-        self.end == other.end
-    }
-}
-
-impl Eq for Watch {}
-
-impl PartialOrd for Watch {
-    fn partial_cmp(&self, other: &Watch) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Watch {
-    fn cmp(&self, other: &Watch) -> std::cmp::Ordering {
-        self.end.cmp(&other.end)
-    }
-}
-
-impl Alarm {
-    /// Starts its threads.
-    ///
-    /// # Errors
-    /// [`Error::Io`] when one cannot be started, [`Error::Media`] when forks cannot be noticed.
-    pub fn start() -> Result<Alarm, Error> {
-        let alarm = Alarm {
-            clock: Arc::default(),
-            threads: Mutex::default(),
-            origin: Origin::here()?,
-        };
-        #[cfg(feature = "sim")]
-        if kvdepot_media::sim::current().is_some() {
-            return Ok(alarm);
-        }
-        for number in 0..=HANDS {
-            let clock = Arc::clone(&alarm.clock);
-            let run = move || match number {
-                0 => clock.run(),
-                _ => clock.lend_a_hand(),
-            };
-            // On failure, dropping `alarm` ends those that run.
-            let thread = std::thread::Builder::new()
-                .name("kvdepot-alarm".into())
-                .spawn(run)
-                .map_err(|source| Error::Io {
-                    path: "thread".into(),
-                    source,
-                })?;
-            alarm.threads.lock().push(thread);
-        }
-        Ok(alarm)
-    }
-
-    fn watch(&self, question: &Arc<dyn Expires>, limit: Duration) {
-        #[cfg(feature = "sim")]
-        if let Some(schedule) = kvdepot_media::sim::current() {
-            return schedule.after(limit, expiry(question));
-        }
-        // No further away than clocks go: a close ends it by that.
-        let end = clock::now() + limit.min(LIMIT_MOST);
-        let mut state = self.clock.state.lock();
-        if state.hurries {
-            drop(state);
-            return question.expire();
-        }
-        let question = Arc::downgrade(question);
-        // It sleeps until the first of them ends.
-        let first = state.questions.peek();
-        let is_first = first.is_none_or(|Reverse(first)| end < first.end);
-        state.questions.push(Reverse(Watch { end, question }));
-        if is_first {
-            self.clock.changed.notify_one();
-        }
-    }
-
-    /// Ends all questions that have a limit, and those that are still to come.
-    pub fn hurry(&self) {
-        self.clock.state.lock().hurries = true;
-        self.clock.changed.notify_one();
-    }
-
-    /// Ends all questions, and then the threads.
-    pub fn stop(&self) {
-        {
-            let mut state = self.clock.state.lock();
-            (state.hurries, state.stop) = (true, true);
-        }
-        self.clock.changed.notify_one();
-        // A forked child has none of them.
-        if self.origin.is_here() {
-            for thread in self.threads.lock().drain(..) {
-                let _ended = thread.join();
-            }
-        }
-    }
-}
-
-impl Drop for Alarm {
-    fn drop(&mut self) {
-        self.stop();
-    }
-}
-
-impl Clock {
-    fn run(&self) {
-        let mut state = self.state.lock();
-        loop {
-            let Some(Reverse(first)) = state.questions.peek() else {
-                if state.stop {
-                    break;
-                }
-                self.changed.wait(&mut state);
-                continue;
-            };
-            let end = first.end;
-            if end > clock::now() && !state.hurries {
-                // Answered ones stay until their time: a few tens of bytes each.
-                self.changed.wait_until(&mut state, end);
-                continue;
-            }
-            let due = state.questions.pop();
-            if let Some(question) = due.and_then(|Reverse(due)| due.question.upgrade()) {
-                state.due.push_back(question);
-                self.over.notify_one();
-            }
-        }
-        self.over.notify_all();
-    }
-
-    fn lend_a_hand(&self) {
-        let mut state = self.state.lock();
-        loop {
-            let Some(question) = state.due.pop_front() else {
-                if state.stop && state.questions.is_empty() {
-                    return;
-                }
-                self.over.wait(&mut state);
-                continue;
-            };
-            parking_lot::MutexGuard::unlocked(&mut state, || {
-                if catch_unwind(AssertUnwindSafe(|| question.expire())).is_err() {
-                    tracing::error!("what follows an answer that did not come has panicked");
-                }
-                drop(question);
-            });
-        }
     }
 }
 
@@ -429,37 +364,21 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_one_answer_that_did_not_come_delays_no_other() {
-        let alarm = Alarm::start().unwrap();
-        let (sender, receiver) = mpsc::channel();
-        let (heard, hears) = mpsc::channel();
-        let (first, second) = (ask::<u32>(), ask::<u32>());
-        first.1.then(Some((&alarm, Duration::ZERO)), move |_| {
-            heard.send(receiver.recv_timeout(LONG)).unwrap();
-        });
-        second
-            .1
-            .then(Some((&alarm, Duration::from_millis(1))), move |_| {
-                sender.send(()).unwrap();
-            });
-        assert_eq!(hears.recv().unwrap(), Ok(()));
-    }
+    fn what_was_found_by_the_limit_is_the_answer() {
+        let told = |found: Vec<Option<u32>>| found;
+        let (reply, pending) = ask();
+        let parts = reply.in_parts(3, told);
+        parts.note(1, 7);
+        assert_eq!(
+            pending.wait(Duration::ZERO),
+            Some(vec![None, Some(7), None])
+        );
+        parts.note(2, 8);
+        assert!(parts.take().is_empty() && !reply.answer(Vec::new()));
 
-    #[test]
-    fn who_hurries_ends_what_is_asked_and_what_will_be() {
-        let alarm = Alarm::start().unwrap();
-        let (sender, receiver) = mpsc::channel();
-        let then = |pending: Pending<u32>| {
-            let sender = sender.clone();
-            pending.then(Some((&alarm, 1000 * LONG)), move |answer| {
-                sender.send(answer).unwrap();
-            });
-        };
-        let (before, after) = (ask(), ask());
-        then(before.1);
-        alarm.hurry();
-        assert_eq!(receiver.recv_timeout(LONG), Ok(None));
-        then(after.1);
-        assert_eq!(receiver.recv_timeout(LONG), Ok(None));
+        let (reply, pending) = ask();
+        let parts = reply.in_parts(3, told);
+        assert_eq!(pending.wait(Duration::ZERO), None, "nothing was found");
+        drop((parts, reply));
     }
 }

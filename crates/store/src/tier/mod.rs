@@ -4,6 +4,7 @@
 //! directly. Any other is a [`Tier`] that is [`Apart`]: it may take its time, and only the calls
 //! that ask it wait. Where its bytes lie is its own business: it names the ends that lanes move.
 
+mod alarm;
 mod apart;
 mod arenas;
 mod contract;
@@ -22,14 +23,14 @@ mod stage;
 
 use kvdepot_arena::{Identity, Key, NamespaceId};
 
+pub(crate) use alarm::Alarm;
 pub(crate) use apart::{Answer, Apart};
 pub(crate) use arenas::{Arenas, DAX, NVME, Sort};
 pub use contract::{Ends, NamespacePage, NamespaceUsage, Page, Proof, Terms, Tier};
 pub use door::{Borrowed, Door, DoorKey, know_door, open_door};
 pub use file::{BlockFile, Directory};
 pub use kinds::{Kinds, Opener, TierKind};
-pub(crate) use late::Alarm;
-pub use late::{Pending, Reply, ask};
+pub use late::{Parts, Pending, Progress, Reply, ask};
 pub use outside::Outside;
 pub(crate) use stage::Stage;
 

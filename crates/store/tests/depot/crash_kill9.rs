@@ -12,7 +12,7 @@ use kvdepot_store::inspect::Inspection;
 use kvdepot_store::{BlockBuffers, Depot, Namespace, Outcome};
 use kvdepot_testkit::bytes::content;
 use kvdepot_testkit::child::{self, Child};
-use kvdepot_testkit::{Rng, rounds};
+use kvdepot_testkit::{Rng, few_rounds};
 
 /// Small, so that eviction runs all the time.
 const ARENA: &str = "3MiB";
@@ -112,7 +112,8 @@ fn kill_in_a_loop(pipeline: &str, test: &str) {
     let mut place = fresh();
     let mut said = Said::default();
     let mut checked = 0;
-    let kills = rounds(200);
+    // `make test-all` kills 4000.
+    let kills = few_rounds(80, 200);
     for round in 0..kills {
         if round % 20 == 0 {
             place = fresh();

@@ -2,9 +2,10 @@
 //! grows with what others have written.
 
 use std::fs;
+use std::time::Duration;
 
 use crate::bucket::{LEN, Server, Trouble};
-use crate::common::{eventually, namespace, put};
+use crate::common::{eventually, key, keys, namespace, put};
 use hyper::Method;
 use serde_json::json;
 
@@ -52,12 +53,70 @@ fn what_others_say_of_namespaces_is_read_as_far_as_anybody_looks() {
     let server = Server::start();
     let text = b"kvdepot namespace 1\nmany\n";
     litter(&server, "namespaces", MOST + 1500, text);
-    let depot = server.open();
+    // Beside other programs it takes its time.
+    let depot = server.open_with("S3", &json!({"timeout": "60s"}));
     let found = depot.namespaces().unwrap();
     assert_eq!(found.len(), MOST);
     let asked = server.asked("/kv/test/namespaces/");
     assert!(asked <= MOST, "{asked} requests");
     let listed = server.asked("prefix=kv%2Ftest%2Fnamespaces%2F");
     assert!(listed <= 5, "{listed} pages");
+    // What has not changed is listed again, and not read again.
+    assert_eq!(depot.namespaces().unwrap(), found);
+    assert_eq!(server.asked("/kv/test/namespaces/"), asked);
     depot.close();
+}
+
+/// Whether it goes well with a time-out, or one of those that are twice as long each: a machine may
+/// stand still for the first. Each takes longer than its time-out however fast the machine is.
+fn in_time(goes_well: impl Fn(u32) -> bool) -> bool {
+    (0..4).map(|doubled| 1 << doubled).any(goes_well)
+}
+
+#[test]
+fn a_time_out_bounds_silence_and_not_how_many_requests_a_question_takes() {
+    const LATER: Duration = Duration::from_millis(30);
+    let server = Server::start();
+    let text = b"kvdepot namespace 1\nmany\n";
+    litter(&server, "namespaces", MANY, text);
+    let within = "/kv/test/namespaces/";
+    server.trouble(None, within, usize::MAX, Trouble::Slow(LATER));
+    let all_found = in_time(|seconds| {
+        let at_once = 32 / seconds;
+        assert!(LATER * (MANY as u32 / at_once) > Duration::from_secs(seconds.into()));
+        let settings = json!({"timeout": format!("{seconds}s"), "requests": 2 * at_once});
+        let depot = server.open_with("S3", &settings);
+        let found = depot.namespaces();
+        depot.close();
+        found.is_ok_and(|found| found.len() == MANY)
+    });
+    assert!(all_found);
+}
+
+#[test]
+fn what_a_lookup_has_found_by_its_limit_is_found() {
+    let groups = [0, 100, 200, 300].map(|first| (first..first + 10).collect::<Vec<u64>>());
+    let server = Server::start();
+    let depot = server.open();
+    let ns = namespace(&depot);
+    for group in &groups {
+        assert_eq!(put(&ns, group, 100), [true; 10]);
+        // One of them is not answered.
+        let silent = key(group[7]).to_string().leak();
+        server.trouble(None, silent, usize::MAX, Trouble::Silence);
+    }
+    depot.close();
+    let all_others = in_time(|seconds| {
+        let depot = server.open_with("S3", &json!({"lookup_timeout": format!("{seconds}s")}));
+        let ns = namespace(&depot);
+        // More often than a tier may be silent before it is left alone.
+        let found = groups
+            .each_ref()
+            .map(|group| ns.contains(&keys(group.iter().copied())).unwrap());
+        let stats = depot.stats();
+        depot.close();
+        let others = [true, true, true, true, true, true, true, false, true, true];
+        found == [others; 4] && stats.tiers[0].left_alone == 0
+    });
+    assert!(all_others);
 }

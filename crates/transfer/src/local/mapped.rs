@@ -4,9 +4,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use kvdepot_host::Condvar;
 use kvdepot_media::{Access, Mapping, copy, fence};
 use libc::iovec;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use zerocopy::FromBytes;
 
 use super::words::{Lead, Place, Reach};

@@ -3,7 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::{Condvar, Mutex};
+use kvdepot_host::Condvar;
+use parking_lot::Mutex;
 
 use crate::line::Line;
 

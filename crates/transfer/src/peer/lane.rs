@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use kvdepot_host::Condvar;
+use parking_lot::{Mutex, MutexGuard};
 use zerocopy::IntoBytes;
 
 use super::answers::Answers;

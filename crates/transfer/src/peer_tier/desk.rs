@@ -6,8 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvdepot_host::Condvar;
 use kvdepot_host::cpu;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 type Job = Box<dyn FnOnce() + Send>;
 

@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::Identity;
-use parking_lot::{Condvar, Mutex};
+use kvdepot_host::Condvar;
+use parking_lot::Mutex;
 
 use super::desk::Desk;
 use super::messages::bytes_of;

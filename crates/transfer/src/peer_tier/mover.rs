@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::{Identity, Key, NamespaceId, Place, Token};
+use kvdepot_host::Condvar;
 use kvdepot_media::Owner;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use super::Common;
 use super::held::{Copy, Own, rooms_of};

@@ -4,7 +4,8 @@
 use std::collections::HashSet;
 
 use kvdepot_arena::{Identity, Key, NamespaceId};
-use parking_lot::{Condvar, Mutex};
+use kvdepot_host::Condvar;
+use parking_lot::Mutex;
 
 /// Blocks of a share that are being published elsewhere, and removals under way.
 #[derive(Default)]

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
+use kvdepot_host::Condvar;
+use parking_lot::Mutex;
 
 use crate::grant::{Grant, Use};
 use crate::line::Line;

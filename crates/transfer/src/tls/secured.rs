@@ -6,8 +6,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
+use kvdepot_host::Condvar;
 use kvdepot_host::fork::Origin;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;

@@ -23,6 +23,7 @@ use super::pinned::Pinned;
 use super::usage::Usage;
 use crate::tier::contract::{NamespacePage, NamespaceUsage};
 use crate::tier::filter::Filter;
+use crate::tier::late::Progress;
 
 /// Files that are looked at for one page of namespaces: far ones take some milliseconds each.
 const PAGE_LOOKS: usize = 1024;
@@ -236,10 +237,10 @@ impl Common {
 
     /// What some folders have of each namespace, by the lengths of files; with the first of them
     /// what namespaces are.
-    pub(super) fn shares(&self, first: u32) -> Result<NamespacePage, Error> {
+    pub(super) fn shares(&self, first: u32, progress: &Progress) -> Result<NamespacePage, Error> {
         let mut found = HashMap::<NamespaceId, NamespaceUsage>::new();
         if first == 0 {
-            for (id, text) in described::descriptions(&self.folder.dir())? {
+            for (id, text) in described::descriptions(&self.folder.dir(), progress)? {
                 let usage = NamespaceUsage::described(id, Some(text));
                 found.insert(id, usage);
             }
@@ -251,6 +252,7 @@ impl Common {
             let Some(folder) = folder else { continue };
             for name in folder.names()? {
                 looks += 1;
+                progress.made();
                 let Some(id) = identity_of(&name).map(|one| one.namespace) else {
                     continue;
                 };

@@ -13,9 +13,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::{Error, clock};
+use kvdepot_host::Condvar;
 use kvdepot_host::fork::Origin;
 use kvdepot_media::is_simulated;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use super::agree::agree;
 use super::folder::Folder;

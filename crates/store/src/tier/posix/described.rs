@@ -9,6 +9,7 @@ use kvdepot_host::dir::{Access, Before, Dir};
 
 use super::name::namespace_of;
 use crate::tier::description::{FOLDER, LEN_MAX, MOST, decode, encode};
+use crate::tier::late::Progress;
 
 /// Writes a description where there is none.
 pub(super) fn describe(dir: &Dir, id: NamespaceId, description: &str) -> Result<(), Error> {
@@ -28,12 +29,19 @@ pub(super) fn describe(dir: &Dir, id: NamespaceId, description: &str) -> Result<
 }
 
 /// All of them, but those that cannot be read.
-pub(super) fn descriptions(dir: &Dir) -> Result<Vec<(NamespaceId, String)>, Error> {
+pub(super) fn descriptions(
+    dir: &Dir,
+    progress: &Progress,
+) -> Result<Vec<(NamespaceId, String)>, Error> {
     let Some(folder) = dir.folder(FOLDER)? else {
         return Ok(Vec::new());
     };
     let each = folder.names()?.into_iter().take(MOST);
-    let read = |name: String| Some((namespace_of(&name)?, read(&folder, &name)?));
+    let read = |name: String| {
+        let described = Some((namespace_of(&name)?, read(&folder, &name)?));
+        progress.made();
+        described
+    };
     Ok(each.filter_map(read).collect())
 }
 

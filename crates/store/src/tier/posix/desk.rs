@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::{Error, clock};
+use kvdepot_host::Condvar;
 use kvdepot_host::cpu;
 use kvdepot_host::fork::Origin;
 use kvdepot_media::is_simulated;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
 
 /// What a thread does.
 type Job = Box<dyn FnOnce() + Send>;

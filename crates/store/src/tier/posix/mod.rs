@@ -41,7 +41,7 @@ use super::file::BlockFile;
 use super::filter::Filter;
 use super::identities;
 use super::kinds::TierKind;
-use super::late::Reply;
+use super::late::{Progress, Reply};
 use blocks::Common;
 use collect::Collector;
 use desk::{Desk, each};
@@ -146,10 +146,20 @@ impl Posix {
         work: impl Fn(&Common, I) -> T + Send + Sync + 'static,
     ) {
         let common = Arc::clone(&self.common);
+        let work = noting(reply.progress(), move |item| work(&common, item));
         let done = |answers| {
             reply.answer(answers);
         };
-        each(desk, (items, grain), move |item| work(&common, item), done);
+        each(desk, (items, grain), work, done);
+    }
+}
+
+/// Does the same, and says each time that there is progress.
+fn noting<I, T>(progress: Progress, work: impl Fn(I) -> T) -> impl Fn(I) -> T {
+    move |item| {
+        let came = work(item);
+        progress.made();
+        came
     }
 }
 
@@ -180,37 +190,48 @@ impl Tier for Posix {
             .into_iter()
             .zip(&known)
             .filter(|(_, known)| known.is_none());
-        let asked: Vec<Identity> = asked.map(|(name, _)| name).collect();
-        let common = Arc::clone(&self.common);
-        let look = {
-            let common = Arc::clone(&self.common);
-            move |name: Identity| (name, common.has(&name))
-        };
-        let done = move |answers: Vec<(Identity, bool)>| {
-            let found = |is_there: bool| is_there.then_some(());
-            let noted = answers
-                .iter()
-                .map(|(name, is_there)| (*name, found(*is_there)));
-            common.filter.note_answers(noted, turn);
-            let mut looked = answers.into_iter().map(|(_, is_there)| is_there);
+        let asked: Vec<(usize, Identity)> = asked.map(|(name, _)| name).enumerate().collect();
+        let told = move |found: Vec<Option<bool>>| {
+            let mut looked = found.into_iter().map(|found| found == Some(true));
             let each = known
                 .into_iter()
                 .map(|known| known.map(|found| found.is_some()));
             let each = each.map(|known| known.or_else(|| looked.next()).unwrap_or(false));
-            reply.answer(each.collect());
+            each.collect()
         };
-        each(&self.reads, (asked, LOOKS), look, done);
+        let parts = reply.in_parts(asked.len(), told.clone());
+        let look = {
+            let (common, parts) = (Arc::clone(&self.common), parts.clone());
+            move |(at, name): (usize, Identity)| {
+                let is_there = common.has(&name);
+                let found = is_there.then_some(());
+                common
+                    .filter
+                    .note_answers(std::iter::once((name, found)), turn);
+                parts.note(at, is_there);
+            }
+        };
+        each(&self.reads, (asked, LOOKS), look, move |_: Vec<()>| {
+            reply.answer(told(parts.take()));
+        });
     }
 
     fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
         let names = identities(namespace, keys);
         let common = Arc::clone(&self.common);
-        let find = move |name| common.find(&name);
-        let done = |found: Vec<Option<Pinned>>| {
-            let found = found.into_iter();
-            reply.answer(found.map(|one| one.and_then(Pinned::hand_out)).collect());
+        let told = |found: Vec<Option<Option<Pinned>>>| {
+            let found = found.into_iter().map(Option::flatten);
+            found.map(|one| one.and_then(Pinned::hand_out)).collect()
         };
-        each(&self.reads, (names, OPENS), find, done);
+        let parts = reply.in_parts(names.len(), told);
+        let find = {
+            let parts = parts.clone();
+            move |(at, name)| parts.note(at, common.find(&name))
+        };
+        let names = names.into_iter().enumerate().collect();
+        each(&self.reads, (names, OPENS), find, move |_: Vec<()>| {
+            reply.answer(told(parts.take()));
+        });
     }
 
     fn unpin(&self, places: &[Place]) {
@@ -228,6 +249,7 @@ impl Tier for Posix {
         let remove = move |(name, file): (Identity, Arc<BlockFile>)| {
             common.remove(&name, Some(file.inode()), Why::Rotten)
         };
+        let remove = noting(reply.progress(), remove);
         each(&self.writes, (files, MAKES), remove, count_of(reply));
     }
 
@@ -247,7 +269,7 @@ impl Tier for Posix {
 
     fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>) {
         self.common.open.publishes(&written);
-        let common = Arc::clone(&self.common);
+        let (common, progress) = (Arc::clone(&self.common), reply.progress());
         let publish = move |(reserved, checksum): (Reserved, Checksum)| {
             let place = *reserved;
             let stored = common.publish(reserved, checksum, pinned);
@@ -261,6 +283,7 @@ impl Tier for Posix {
             });
             reply.answer(told.collect());
         };
+        let publish = noting(progress, publish);
         each(&self.writes, (written, MAKES), publish, done);
     }
 
@@ -268,6 +291,7 @@ impl Tier for Posix {
         self.common.open.forget_copies(namespace, Some(keys));
         let common = Arc::clone(&self.common);
         let remove = move |name| common.remove(&name, None, Why::Removed);
+        let remove = noting(reply.progress(), remove);
         let names = identities(namespace, keys);
         each(&self.writes, (names, MAKES), remove, count_of(reply));
     }
@@ -276,14 +300,14 @@ impl Tier for Posix {
         self.common.open.forget_copies(namespace, None);
         let common = Arc::clone(&self.common);
         self.writes.run(move || {
-            let mut count = 0;
+            let (mut count, progress) = (0, reply.progress());
             for number in 0..common.folder.folders() {
                 let Ok(names) = common.names(number, namespace) else {
                     return;
                 };
-                let gone = names
-                    .iter()
-                    .map(|name| common.remove(name, None, Why::Removed));
+                progress.made();
+                let remove = |name: &Identity| common.remove(name, None, Why::Removed);
+                let gone = names.iter().map(noting(progress.clone(), remove));
                 count += gone.filter(|gone| *gone).count();
             }
             common.filter.clear(namespace);
@@ -295,14 +319,16 @@ impl Tier for Posix {
     fn list(&self, namespace: NamespaceId, from: u64, limit: usize, reply: Reply<Page>) {
         let common = Arc::clone(&self.common);
         self.writes.run(move || {
-            let mut page = Vec::new();
+            let (mut page, progress) = (Vec::new(), reply.progress());
             let mut next = from as u32;
             while next < common.folder.folders() && page.len() < limit {
                 let Ok(names) = common.names(next, namespace) else {
                     return;
                 };
-                for name in names {
-                    let header = common.folder.header(&name);
+                progress.made();
+                for name in names.iter().take_while(|_| progress.is_wanted()) {
+                    let header = common.folder.header(name);
+                    progress.made();
                     page.extend(header.map(|header| (name.key, header.len)));
                 }
                 next += 1;
@@ -326,12 +352,14 @@ impl Tier for Posix {
     /// A mark is the number of a folder.
     fn namespaces(&self, from: u64, reply: Reply<NamespacePage>) {
         let common = Arc::clone(&self.common);
-        self.writes.run(move || match common.shares(from as u32) {
-            Ok(page) => {
-                reply.answer(page);
-            }
-            Err(error) => tracing::debug!(%error, "a directory does not tell what it has"),
-        });
+        self.writes.run(
+            move || match common.shares(from as u32, &reply.progress()) {
+                Ok(page) => {
+                    reply.answer(page);
+                }
+                Err(error) => tracing::debug!(%error, "a directory does not tell what it has"),
+            },
+        );
     }
 
     fn about(&self) -> String {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
-use futures_util::stream::{self, StreamExt, TryStreamExt};
+use futures_util::stream::{self, StreamExt};
 use kvdepot_arena::Error;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsCredentialProvider};
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
@@ -364,11 +364,22 @@ impl Bucket {
         }
     }
 
-    /// All of a small folder.
-    pub(super) async fn list_all(&self, folder: &str) -> Result<Vec<ObjectMeta>, Fault> {
-        let path = self.path(folder);
-        let list = || self.store.list(Some(&path)).try_collect::<Vec<_>>().boxed();
-        self.ask(Way::Write, list).await
+    /// All of a folder, page by page. `each` is called with each page.
+    pub(super) async fn list_all(
+        &self,
+        folder: &str,
+        each: impl Fn() + Send,
+    ) -> Result<Vec<ObjectMeta>, Fault> {
+        let (mut all, mut token) = (Vec::new(), None);
+        loop {
+            let (page, next) = self.page(folder, token.as_deref(), MANY).await?;
+            each();
+            all.extend(page);
+            match next {
+                Some(next) => token = Some(next),
+                None => return Ok(all),
+            }
+        }
     }
 
     /// Removes an object, or finds none.
@@ -377,8 +388,12 @@ impl Bucket {
         self.ask_for(Way::Write, delete).await.map(drop)
     }
 
-    /// Removes many objects; what those that went were worth.
-    pub(super) async fn remove_all<T: Copy>(&self, paths: Vec<(Path, T)>) -> Vec<T> {
+    /// Removes many objects; what those that went were worth. `each` is called with each answer.
+    pub(super) async fn remove_all<T: Copy>(
+        &self,
+        paths: Vec<(Path, T)>,
+        each: impl Fn() + Send,
+    ) -> Vec<T> {
         let mut gone = Vec::new();
         for some in paths.chunks(MANY) {
             let names: Vec<_> = some.iter().map(|(path, _)| Ok(path.clone())).collect();
@@ -386,6 +401,7 @@ impl Bucket {
             let mut answers = self.store.delete_stream(stream::iter(names).boxed());
             let worth: HashMap<&Path, T> = some.iter().map(|(path, of)| (path, *of)).collect();
             while let Some(answer) = answers.next().await {
+                each();
                 match answer {
                     Ok(path) => gone.extend(worth.get(&path)),
                     Err(error) => {

@@ -11,15 +11,28 @@ use object_store::path::Path;
 use object_store::{
     GetOptions, GetRange, ObjectMeta, ObjectStore, PutMode, PutOptions, PutPayload,
 };
+use parking_lot::Mutex;
 
 use super::bucket::{Fault, MANY, Way};
 use super::{Common, FOLDERS, LISTED};
 use crate::tier::description::{FOLDER, LEN_MAX, MOST, decode, encode};
+use crate::tier::late::Progress;
 use crate::tier::posix::name::{BLOCKS, identity_of, namespace_of};
 use crate::tier::{NamespacePage, NamespaceUsage};
 
 /// A block's object: its name, its path, and the bytes of its payload.
 pub(super) type Named = (Identity, Path, u64);
+
+/// The version of a description, and its text.
+type Described = (String, String);
+
+/// What was read of the namespaces.
+pub(super) type Descriptions = Mutex<HashMap<NamespaceId, Described>>;
+
+/// Some stores list no ETag.
+fn version_of(meta: &ObjectMeta) -> String {
+    format!("{:?} {} {}", meta.e_tag, meta.last_modified, meta.size)
+}
 
 impl Common {
     /// Writes what a namespace is where nobody has. It is for people: what fails is not said.
@@ -40,26 +53,51 @@ impl Common {
         }
     }
 
-    /// The first ones: whoever may write the bucket may write as many as they like.
-    async fn descriptions(&self) -> Result<Vec<(NamespaceId, String)>, Fault> {
-        let (mut found, mut looked, mut token) = (Vec::new(), 0, None);
+    /// The first ones: whoever may write the bucket may write as many as they like. What was read
+    /// before of the same version is not read again.
+    async fn descriptions(&self, progress: &Progress) -> Result<Vec<(NamespaceId, String)>, Fault> {
+        let (mut found, mut looked, mut token) = (HashMap::new(), 0, None);
         loop {
             let most = MANY.min(MOST - looked);
             let (page, next) = self.bucket.page(FOLDER, token.as_deref(), most).await?;
+            progress.made();
             looked += page.len().max(1);
             let small = page.into_iter().take(most);
             let small = small.filter(|meta| meta.size <= LEN_MAX as u64);
-            let each = stream::iter(small).map(|meta| self.description(meta));
+            let small = small.take_while(|_| progress.is_wanted());
+            let each = stream::iter(small).map(async |meta| {
+                let described = self.described_before(&meta);
+                let described = match described {
+                    Some(before) => Some(before),
+                    None => self.description(&meta).await,
+                };
+                progress.made();
+                described
+            });
             let some: Vec<_> = each.buffer_unordered(self.bucket.at_once()).collect().await;
             found.extend(some.into_iter().flatten());
             match next {
-                Some(next) if looked < MOST => token = Some(next),
-                _ => return Ok(found),
+                Some(next) if looked < MOST && progress.is_wanted() => token = Some(next),
+                _ => break,
             }
         }
+        let told = found.iter().map(|(id, (_, text))| (*id, text.clone()));
+        let told = told.collect();
+        *self.descriptions.lock() = found;
+        Ok(told)
     }
 
-    async fn description(&self, meta: ObjectMeta) -> Option<(NamespaceId, String)> {
+    /// What was read of this version.
+    fn described_before(&self, meta: &ObjectMeta) -> Option<(NamespaceId, Described)> {
+        let id = namespace_of(meta.location.filename()?)?;
+        let known = self.descriptions.lock();
+        let known = known
+            .get(&id)
+            .filter(|(version, _)| *version == version_of(meta))?;
+        Some((id, known.clone()))
+    }
+
+    async fn description(&self, meta: &ObjectMeta) -> Option<(NamespaceId, Described)> {
         let id = namespace_of(meta.location.filename()?)?;
         // What has grown since it was listed is none.
         let options = GetOptions::new().with_range(Some(GetRange::Bounded(0..LEN_MAX as u64 + 1)));
@@ -74,19 +112,24 @@ impl Common {
         if bytes.len() > LEN_MAX {
             return None;
         }
-        Some((id, decode(std::str::from_utf8(&bytes).ok()?)?))
+        let text = decode(std::str::from_utf8(&bytes).ok()?)?;
+        Some((id, (version_of(meta), text)))
     }
 
     /// What namespaces have in some folders, from one on, and where the next ones begin.
-    pub(super) async fn shares(&self, first: u32) -> Result<NamespacePage, Fault> {
+    pub(super) async fn shares(
+        &self,
+        first: u32,
+        progress: &Progress,
+    ) -> Result<NamespacePage, Fault> {
         let mut found = HashMap::<NamespaceId, NamespaceUsage>::new();
         if first == 0 {
-            for (id, text) in self.descriptions().await? {
+            for (id, text) in self.descriptions(progress).await? {
                 found.insert(id, NamespaceUsage::described(id, Some(text)));
             }
         }
         let next = FOLDERS.min(first.saturating_add(LISTED));
-        for (name, _, len) in self.named(first..next).await? {
+        for (name, _, len) in self.named(first..next, progress).await? {
             let id = name.namespace;
             let usage = found.entry(id);
             let usage = usage.or_insert_with(|| NamespaceUsage::described(id, None));
@@ -98,10 +141,10 @@ impl Common {
     }
 
     /// The blocks in some folders.
-    async fn named(&self, folders: Range<u32>) -> Result<Vec<Named>, Fault> {
+    async fn named(&self, folders: Range<u32>, progress: &Progress) -> Result<Vec<Named>, Fault> {
         let listed = folders.map(|folder| async move {
             let path = format!("{BLOCKS}/{folder:03x}");
-            self.bucket.list_all(&path).await
+            self.bucket.list_all(&path, || progress.made()).await
         });
         let all = try_join_all(listed).await?.into_iter().flatten();
         let named = all.filter_map(|meta| {
@@ -117,8 +160,9 @@ impl Common {
         &self,
         folders: Range<u32>,
         namespace: NamespaceId,
+        progress: &Progress,
     ) -> Result<Vec<Named>, Fault> {
-        let mut named = self.named(folders).await?;
+        let mut named = self.named(folders, progress).await?;
         named.retain(|(name, ..)| name.namespace == namespace);
         Ok(named)
     }

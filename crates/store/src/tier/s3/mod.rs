@@ -37,17 +37,17 @@ use kvdepot_media::{Checksum, PART_LEN_MAX};
 use object_store::path::Path;
 use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::time::timeout_at;
 
 use super::contract::{Ends, NamespacePage, Page, Terms, Tier};
 use super::departures::Departures;
 use super::filter::Filter;
 use super::identities;
 use super::kinds::TierKind;
-use super::late::Reply;
+use super::late::{Progress, Reply};
 use super::posix::name::{path_of, spread};
 use bucket::{Bucket, Fault, Way};
 use collect::Collector;
+use described::Descriptions;
 use held::{Held, Pinned};
 use object::{Found, Object, Seen, look, read};
 use options::{OPTIONS, Options};
@@ -105,6 +105,7 @@ struct Common {
     block_max: u64,
     stored: [AtomicU64; 2],
     full: AtomicU64,
+    descriptions: Descriptions,
 }
 
 impl S3 {
@@ -142,6 +143,7 @@ impl S3 {
             block_max: options.block_max().min(PART_LEN_MAX),
             stored: Default::default(),
             full: AtomicU64::new(0),
+            descriptions: Descriptions::default(),
         });
         Ok(S3 {
             common,
@@ -150,11 +152,12 @@ impl S3 {
         })
     }
 
-    /// Does `work` for each item, some at a time, and answers with what comes of it, unless nobody
-    /// waits for it any more.
+    /// Does `work` for each item, some at a time, as long as somebody waits for what comes of it,
+    /// and answers with that.
     fn answer<I, T, F>(
         &self,
         items: Vec<I>,
+        progress: Progress,
         work: impl Fn(Arc<Common>, I) -> F + Send + 'static,
         done: impl FnOnce(Vec<T>) + Send + 'static,
     ) where
@@ -164,13 +167,48 @@ impl S3 {
     {
         let common = Arc::clone(&self.common);
         let _detached = self.common.runtime.spawn(async move {
-            let (at_once, deadline) = (common.bucket.at_once(), common.bucket.deadline());
+            let (at_once, count) = (common.bucket.at_once(), items.len());
             let runtime = common.runtime.clone();
-            let begin = move |item| runtime.spawn(work(Arc::clone(&common), item));
+            let wanted = progress.clone();
+            let begin = move |item| {
+                let (work, progress) = (work(Arc::clone(&common), item), progress.clone());
+                let noted = async move {
+                    let came = work.await;
+                    progress.made();
+                    came
+                };
+                runtime.spawn(noted)
+            };
+            let items = items.into_iter().take_while(|_| wanted.is_wanted());
             let each = stream::iter(items).map(begin).buffered(at_once);
-            if let Ok(Ok(answers)) = timeout_at(deadline, each.try_collect()).await {
+            let all: Result<Vec<T>, _> = each.try_collect().await;
+            if let Some(answers) = all.ok().filter(|all| all.len() == count) {
                 done(answers);
             }
+        });
+    }
+
+    /// The same for a lookup, whose parts count by themselves.
+    fn look_up<T, R, F>(
+        &self,
+        names: Vec<Identity>,
+        reply: Reply<R>,
+        work: impl Fn(Arc<Common>, Identity) -> F + Send + 'static,
+        told: impl FnOnce(Vec<Option<T>>) -> R + Clone + Send + 'static,
+    ) where
+        T: Send + 'static,
+        R: Send + 'static,
+        F: Future<Output = T> + Send + 'static,
+    {
+        let parts = reply.in_parts(names.len(), told.clone());
+        let (progress, noted) = (reply.progress(), parts.clone());
+        let each = names.into_iter().enumerate().collect();
+        let look = move |common, (at, name)| {
+            let (found, noted) = (work(common, name), noted.clone());
+            async move { noted.note(at, found.await) }
+        };
+        self.answer(each, progress, look, move |_: Vec<()>| {
+            reply.answer(told(parts.take()));
         });
     }
 }
@@ -201,25 +239,35 @@ impl Tier for S3 {
     fn probe(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
         let names = identities(namespace, keys);
         let (known, _) = self.common.filter.of(names.iter().copied());
-        if known.iter().all(Option::is_some) {
-            let known = known.into_iter().flatten();
-            reply.answer(known.map(|found| found.is_some()).collect());
+        let known: Vec<Option<bool>> = known
+            .into_iter()
+            .map(|known| known.map(|found| found.is_some()))
+            .collect();
+        let asked = names.into_iter().zip(&known);
+        let asked = asked.filter(|(_, known)| known.is_none());
+        let asked: Vec<Identity> = asked.map(|(name, _)| name).collect();
+        let told = move |found: Vec<Option<bool>>| {
+            let mut looked = found.into_iter().map(|found| found == Some(true));
+            let each = known.into_iter();
+            each.map(|known| known.or_else(|| looked.next()).unwrap_or(false))
+                .collect()
+        };
+        if asked.is_empty() {
+            reply.answer(told(Vec::new()));
             return;
         }
         let has = |common: Arc<Common>, name| async move {
             matches!(common.find(&name, Way::Read).await, Ok(Seen::Block(_)))
         };
-        self.answer(names, has, |found| {
-            reply.answer(found);
-        });
+        self.look_up(asked, reply, has, told);
     }
 
     fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
         let names = identities(namespace, keys);
         let pin = |common: Arc<Common>, name| async move { common.pin(name).await };
-        self.answer(names, pin, |found: Vec<Option<Pinned>>| {
-            let told = found.into_iter().map(|pin| pin.map(Pinned::hand_out));
-            reply.answer(told.collect());
+        self.look_up(names, reply, pin, |found: Vec<Option<Option<Pinned>>>| {
+            let pins = found.into_iter().map(Option::flatten);
+            pins.map(|pin| pin.map(Pinned::hand_out)).collect()
         });
     }
 
@@ -236,7 +284,8 @@ impl Tier for S3 {
         let discard = |common: Arc<Common>, (name, e_tag): (Identity, Arc<str>)| async move {
             common.remove(&name, Some(&e_tag)).await
         };
-        self.answer(objects.collect(), discard, count_of(reply));
+        let progress = reply.progress();
+        self.answer(objects.collect(), progress, discard, count_of(reply));
     }
 
     fn reserve(
@@ -247,7 +296,7 @@ impl Tier for S3 {
     ) {
         let (common, blocks) = (Arc::clone(&self.common), blocks.to_vec());
         let _detached = self.common.runtime.spawn(async move {
-            let made = common.reserve(namespace, blocks).await;
+            let made = common.reserve(namespace, blocks, &reply.progress()).await;
             reply.answer(made);
         });
     }
@@ -257,28 +306,35 @@ impl Tier for S3 {
         let publish = move |common: Arc<Common>, (reserved, checksum)| async move {
             common.publish(reserved, checksum, pinned).await
         };
-        self.answer(written, publish, |stored: Vec<Option<Option<Pinned>>>| {
-            let told = stored.into_iter().map(|stored| {
-                let pin = stored.as_ref().map(|_| ());
-                let _pinned = stored.flatten().map(Pinned::hand_out);
-                pin.is_some()
-            });
-            reply.answer(told.collect());
-        });
+        let progress = reply.progress();
+        self.answer(
+            written,
+            progress,
+            publish,
+            |stored: Vec<Option<Option<Pinned>>>| {
+                let told = stored.into_iter().map(|stored| {
+                    let pin = stored.as_ref().map(|_| ());
+                    let _pinned = stored.flatten().map(Pinned::hand_out);
+                    pin.is_some()
+                });
+                reply.answer(told.collect());
+            },
+        );
     }
 
     fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>) {
         self.common.held.forget_copies(namespace, Some(keys));
         let names = identities(namespace, keys);
         let remove = |common: Arc<Common>, name| async move { common.remove(&name, None).await };
-        self.answer(names, remove, count_of(reply));
+        let progress = reply.progress();
+        self.answer(names, progress, remove, count_of(reply));
     }
 
     fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
         self.common.held.forget_copies(namespace, None);
         let common = Arc::clone(&self.common);
         let _detached = self.common.runtime.spawn(async move {
-            if let Ok(count) = common.clear(namespace).await {
+            if let Ok(count) = common.clear(namespace, &reply.progress()).await {
                 reply.answer(count);
             }
         });
@@ -297,10 +353,11 @@ impl Tier for S3 {
         let common = Arc::clone(&self.common);
         let _detached = self.common.runtime.spawn(async move {
             let (mut page, mut next) = (Vec::new(), from);
+            let progress = reply.progress();
             while next < FOLDERS.into() && page.len() < limit {
                 let some = next as u32..FOLDERS.min(next as u32 + LISTED);
                 next = some.end.into();
-                let Ok(names) = common.names(some, namespace).await else {
+                let Ok(names) = common.names(some, namespace, &progress).await else {
                     return;
                 };
                 let blocks = names.into_iter().map(|(name, _, len)| (name.key, len));
@@ -313,7 +370,7 @@ impl Tier for S3 {
     fn namespaces(&self, from: u64, reply: Reply<NamespacePage>) {
         let common = Arc::clone(&self.common);
         let _detached = self.common.runtime.spawn(async move {
-            match common.shares(from as u32).await {
+            match common.shares(from as u32, &reply.progress()).await {
                 Ok(page) => {
                     reply.answer(page);
                 }
@@ -516,16 +573,17 @@ impl Common {
         Ok(is_one)
     }
 
-    async fn clear(&self, namespace: NamespaceId) -> Result<usize, Fault> {
+    async fn clear(&self, namespace: NamespaceId, progress: &Progress) -> Result<usize, Fault> {
         let (mut count, mut all) = (0, true);
         for begin in (0..FOLDERS).step_by(LISTED as usize) {
-            let names = self.names(begin..begin + LISTED, namespace).await?;
+            let some = begin..begin + LISTED;
+            let names = self.names(some, namespace, progress).await?;
             let paths = names
                 .into_iter()
                 .map(|(name, path, len)| (path, (name, len)));
             let paths: Vec<_> = paths.collect();
             let asked = paths.len();
-            let gone = self.bucket.remove_all(paths).await;
+            let gone = self.bucket.remove_all(paths, || progress.made()).await;
             all &= gone.len() == asked;
             for (name, len) in &gone {
                 self.departures.note(name, *len);

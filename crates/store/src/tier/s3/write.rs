@@ -17,6 +17,7 @@ use super::object::{Found, Seen};
 use super::send::Sent;
 use super::usage::Promise;
 use super::{Common, NAME};
+use crate::tier::late::Progress;
 
 /// How long a put waits for room that a collection makes, or for memory.
 const FOR_ROOM: Duration = Duration::from_secs(1);
@@ -37,6 +38,7 @@ impl Common {
         &self,
         namespace: NamespaceId,
         blocks: Vec<Wanted>,
+        progress: &Progress,
     ) -> Vec<Result<Reserved, Refused>> {
         let name = |wanted: &Wanted| Identity {
             namespace,
@@ -47,10 +49,12 @@ impl Common {
         let looks = names.iter().zip(&blocks).map(async |(name, wanted)| {
             // Somebody may have removed what was found lately, and a put has to be right.
             let is_there = matches!(self.known(name), Some(Seen::Block(_)));
-            match is_there || self.looks_first(LEN + wanted.len as usize) {
+            let seen = match is_there || self.looks_first(LEN + wanted.len as usize) {
                 true => self.look(name, Way::Write).await,
                 false => Ok(Seen::Nothing),
-            }
+            };
+            progress.made();
+            seen
         });
         let seen = join_all(looks).await;
         let until = deadline.min(Instant::now() + FOR_ROOM);
