@@ -1,9 +1,9 @@
 //! Condition variables that a forked child may use.
 //!
-//! parking_lot keeps who sleeps in one table of the process. After a fork the child's copy names
-//! threads that are not there; where the C library gives their memory to new threads, these stand in
-//! the table twice, and who looks through it looks for ever. Here a sleeper waits for a number to
-//! change, and nothing else knows of it.
+//! parking_lot keeps sleeping threads in one table of the process. After a fork the child's copy
+//! names threads that are not there; where the C library gives their memory to new threads, these
+//! stand in the table twice, and a notification looks through it for ever. Here a sleeper waits for
+//! a number to change, and nothing else knows of it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};

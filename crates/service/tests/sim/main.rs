@@ -293,8 +293,8 @@ fn main() {
     note_panics();
     watch::start();
     let fresh = std::env::var_os("KVDEPOT_TEST_ALL").is_some_and(|value| value != "0");
-    // Short and the same each time; `KVDEPOT_TEST_ALL=1` has ten minutes of fresh ones. Of each kind
-    // there is at least one however short its share is.
+    // Short and the same each time; `KVDEPOT_TEST_ALL=1` has ten minutes of fresh ones. Of each
+    // kind there is at least one however short its share is.
     let seconds = number("SIM_SECONDS").unwrap_or(if fresh { 600 } else { 12 });
     let given = number("KVDEPOT_SEED");
     let drawn = || std::process::id() as u64 ^ log::nanoseconds();

@@ -1,6 +1,6 @@
 //! A tier that may answer late, as the pipeline asks it: each question has a limit, and one that
-//! does not answer is left alone for a while. A lookup's limit is of the whole, and what was found by
-//! then counts; any other is of the silence between one sign of an answer and the next.
+//! does not answer is left alone for a while. A lookup's limit is of the whole, and what was found
+//! by then counts; any other is of the silence between one sign of an answer and the next.
 //!
 //! *The breaker.* Where several answers in a row have not come, nothing is asked for some time: a
 //! broken tier is a miss, at once. Then one question goes through; if it is answered the breaker

@@ -15,7 +15,7 @@ const LEN: usize = 300_001;
 const TIER: Duration = Duration::from_millis(500);
 const CLOSE: Duration = Duration::from_millis(1300);
 
-/// What a machine that stands still may add: less than what a depot waits that is not told how long.
+/// What a machine that stands still may add: less than a depot waits that is not told how long.
 const BUSY: Duration = Duration::from_secs(8);
 
 fn open(mounted: &Mounted, pipeline: &str, direct: &str) -> Depot {
