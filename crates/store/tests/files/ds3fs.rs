@@ -121,11 +121,11 @@ fn work(role: &str) {
     let begun = Instant::now();
     depot.close();
     assert!(
-        begun.elapsed() < common::PATIENCE,
+        begun.elapsed() < crate::common::PATIENCE,
         "a close waits for its rings"
     );
     // No memory stays known to 3FS, when nothing is lost. A file is closed by a thread.
-    while links() > before && begun.elapsed() < common::PATIENCE && !loses() {
+    while links() > before && begun.elapsed() < crate::common::PATIENCE && !loses() {
         std::thread::sleep(Duration::from_millis(10));
     }
     // Those of a process that was killed may have gone meanwhile.
