@@ -236,8 +236,8 @@ class Story:
             log=self.work / f"{name}.log",
             arguments=["--max-model-len", str(smollm.MAX_MODEL_LEN), *arguments],
             environment={"VLLM_SERVER_DEV_MODE": "1"},  # for /reset_prefix_cache
-            # Five times the longest prompt: the questions' ends and the warm-up beside it.
-            kv_space_gib=2,
+            # Twice the longest prompt: the questions share it.
+            kv_space_gib=1,
             python=self._python,
             say=lambda _: None,
         )
@@ -249,7 +249,7 @@ class Story:
             "kv_role": "kv_both",
             "kv_connector_extra_config": {
                 "pipeline": PIPELINE,
-                "cache": {"capacity": "1GiB"},
+                "cache": {"capacity": "512MiB"},
                 "posix": {"path": str(self._depot_path), "capacity": "4GiB"},
             },
         }

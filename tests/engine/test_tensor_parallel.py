@@ -79,7 +79,8 @@ def test_a_block_needs_the_parts_of_all_ranks(fleet: Fleet, seed: int) -> None:
     with arena.open("rb") as medium:
         reader = kvd_reader.Arena(medium)
         faults = [reader.fault(record) for record in reader.blocks()]
-    assert 7 <= len(faults) < 7 + OTHER_BLOCKS, "what was there before, and not all that came"
+    # What was there before, and what came: all of it where the worker died after the last block.
+    assert 7 <= len(faults) <= 7 + OTHER_BLOCKS
     assert set(faults) == {None}
 
     engine = fleet.take(TWO_RANKS)

@@ -31,6 +31,7 @@ static inline int all_sleep(char *seen, size_t len) {
     CHECK(threads);
     size_t at = 0;
     int sleeps = 1;
+    seen[0] = 0;
     for (struct dirent *one; sleeps && (one = readdir(threads));) {
         /* The thread that asks is the first one. */
         if (one->d_name[0] == '.' || strcmp(one->d_name, me) == 0)

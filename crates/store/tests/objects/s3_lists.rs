@@ -31,7 +31,7 @@ fn a_page_that_fails_is_asked_for_again_and_the_count_goes_on_from_it() {
         litter(&server, "blocks/000", MANY, &[7; 100]);
         // What any page of any list that is not the first has in its query.
         server.trouble(Some(Method::GET), "continuation-token", 2, trouble.clone());
-        let settings = json!({"timeout": "1s", "lookup_timeout": "1s"});
+        let settings = json!({"timeout": "3s", "lookup_timeout": "3s"});
         let depot = server.open_with("S3", &settings);
         let ns = namespace(&depot);
         eventually("the first count", || put(&ns, &[1], LEN) == [true]);
@@ -42,7 +42,9 @@ fn a_page_that_fails_is_asked_for_again_and_the_count_goes_on_from_it() {
         // A second listing begins with another page that has no token.
         let begun = server.asked("prefix=kv%2Ftest%2Fblocks%2F&");
         let pages = server.asked("continuation-token");
-        assert_eq!((begun - pages, pages), (1, 4), "{trouble:?}");
+        assert_eq!(begun - pages, 1, "{trouble:?}");
+        // On a machine that stalls, a page may be asked for once more.
+        assert!(pages >= 4, "{trouble:?}: {pages} pages");
         depot.close();
     }
 }
