@@ -38,6 +38,32 @@ impl<V> Default for Filter<V> {
     }
 }
 
+/// Returns the names of which nothing is known, and what makes one answer per name of the answers to
+/// these: a name without an answer is a miss.
+#[expect(clippy::option_option, reason = "known, and found")]
+pub(super) fn unknown<V>(
+    names: Vec<Identity>,
+    known: Vec<Option<Option<V>>>,
+) -> (
+    Vec<Identity>,
+    impl FnOnce(Vec<Option<bool>>) -> Vec<bool> + Clone + Send + 'static,
+) {
+    let known: Vec<Option<bool>> = known
+        .into_iter()
+        .map(|known| known.map(|found| found.is_some()))
+        .collect();
+    let asked = names.into_iter().zip(&known);
+    let asked = asked.filter(|(_, known)| known.is_none());
+    let asked = asked.map(|(name, _)| name).collect();
+    let all = move |found: Vec<Option<bool>>| {
+        let mut looked = found.into_iter().map(|found| found == Some(true));
+        let each = known.into_iter();
+        each.map(|known| known.or_else(|| looked.next()).unwrap_or(false))
+            .collect()
+    };
+    (asked, all)
+}
+
 impl<V: Clone> Filter<V> {
     /// What is known of these: what was found of each, or that nothing was. Who asks the place for
     /// the others says with the answers which question this was.

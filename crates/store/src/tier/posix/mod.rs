@@ -38,7 +38,7 @@ use kvdepot_media::{Checksum, is_simulated};
 
 use super::contract::{Ends, NamespacePage, Page, Terms, Tier};
 use super::file::BlockFile;
-use super::filter::Filter;
+use super::filter::{Filter, unknown};
 use super::identities;
 use super::kinds::TierKind;
 use super::late::{Progress, Reply};
@@ -186,19 +186,8 @@ impl Tier for Posix {
     fn probe(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
         let names = identities(namespace, keys);
         let (known, turn) = self.common.filter.of(names.iter().copied());
-        let asked = names
-            .into_iter()
-            .zip(&known)
-            .filter(|(_, known)| known.is_none());
-        let asked: Vec<(usize, Identity)> = asked.map(|(name, _)| name).enumerate().collect();
-        let told = move |found: Vec<Option<bool>>| {
-            let mut looked = found.into_iter().map(|found| found == Some(true));
-            let each = known
-                .into_iter()
-                .map(|known| known.map(|found| found.is_some()));
-            let each = each.map(|known| known.or_else(|| looked.next()).unwrap_or(false));
-            each.collect()
-        };
+        let (asked, told) = unknown(names, known);
+        let asked: Vec<(usize, Identity)> = asked.into_iter().enumerate().collect();
         let parts = reply.in_parts(asked.len(), told.clone());
         let look = {
             let (common, parts) = (Arc::clone(&self.common), parts.clone());

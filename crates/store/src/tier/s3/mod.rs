@@ -40,7 +40,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::contract::{Ends, NamespacePage, Page, Terms, Tier};
 use super::departures::Departures;
-use super::filter::Filter;
+use super::filter::{Filter, unknown};
 use super::identities;
 use super::kinds::TierKind;
 use super::late::{Progress, Reply};
@@ -239,19 +239,7 @@ impl Tier for S3 {
     fn probe(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
         let names = identities(namespace, keys);
         let (known, _) = self.common.filter.of(names.iter().copied());
-        let known: Vec<Option<bool>> = known
-            .into_iter()
-            .map(|known| known.map(|found| found.is_some()))
-            .collect();
-        let asked = names.into_iter().zip(&known);
-        let asked = asked.filter(|(_, known)| known.is_none());
-        let asked: Vec<Identity> = asked.map(|(name, _)| name).collect();
-        let told = move |found: Vec<Option<bool>>| {
-            let mut looked = found.into_iter().map(|found| found == Some(true));
-            let each = known.into_iter();
-            each.map(|known| known.or_else(|| looked.next()).unwrap_or(false))
-                .collect()
-        };
+        let (asked, told) = unknown(names, known);
         if asked.is_empty() {
             reply.answer(told(Vec::new()));
             return;
