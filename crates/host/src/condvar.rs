@@ -1,9 +1,9 @@
 //! Condition variables that a forked child may use.
 //!
-//! parking_lot keeps sleeping threads in one table of the process. After a fork the child's copy
-//! names threads that are not there; where the C library gives their memory to new threads, these
-//! stand in the table twice, and a notification looks through it for ever. Here a sleeper waits for
-//! a number to change, and nothing else knows of it.
+//! parking_lot keeps all sleeping threads of the process in one table. After a fork the child's
+//! copy of the table names threads of the parent. If the C library reuses their memory for new
+//! threads, an entry is in the table twice, and a search of the table does not end. This type keeps
+//! no table: a thread waits on a futex until a counter changes.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -13,12 +13,12 @@ use parking_lot::MutexGuard;
 use rustix::io::Errno;
 use rustix::thread::futex::{self, Flags, Timespec};
 
-/// The longest that is told from no limit.
+/// Longer limits count as none.
 const LIMIT_MOST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Wakes threads that wait for something that a `parking_lot::Mutex` guards.
 ///
-/// A wait may end without a notification: who waits looks again.
+/// A wait may end without a notification: the caller checks its condition again.
 #[derive(Default)]
 pub struct Condvar {
     /// Counts notifications.
@@ -27,14 +27,14 @@ pub struct Condvar {
     waiting: AtomicU32,
 }
 
-/// How a wait with a limit has ended.
+/// The outcome of a wait with a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waited {
     timed_out: bool,
 }
 
 impl Waited {
-    /// Whether the limit has passed.
+    /// Returns true if the limit passed before a notification.
     #[must_use]
     pub fn timed_out(self) -> bool {
         self.timed_out
@@ -42,7 +42,7 @@ impl Waited {
 }
 
 impl Condvar {
-    /// One that nobody waits for.
+    /// Creates a condition variable without waiting threads.
     #[must_use]
     pub const fn new() -> Condvar {
         Condvar {
@@ -51,28 +51,28 @@ impl Condvar {
         }
     }
 
-    /// Lets go of the lock until somebody notifies.
+    /// Releases the lock until a notification, then takes it again.
     pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
         let _notified = self.sleep(guard, None);
     }
 
-    /// The same, until so much time has passed.
+    /// Waits as [`wait`](Condvar::wait) does, for at most `limit`.
     pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, limit: Duration) -> Waited {
         let end = Instant::now() + limit.min(LIMIT_MOST);
         self.sleep(guard, Some(end))
     }
 
-    /// The same, until then.
+    /// Waits as [`wait`](Condvar::wait) does, until `end` at the latest.
     pub fn wait_until<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, end: Instant) -> Waited {
         self.sleep(guard, Some(end))
     }
 
-    /// Wakes a thread that waits.
+    /// Wakes one waiting thread.
     pub fn notify_one(&self) {
         self.notify(1);
     }
 
-    /// Wakes all of them.
+    /// Wakes all waiting threads.
     pub fn notify_all(&self) {
         self.notify(i32::MAX.unsigned_abs());
     }
@@ -93,7 +93,7 @@ impl Condvar {
             }
             let left = left.and_then(|left| Timespec::try_from(left).ok());
             match futex::wait(&self.turn, Flags::PRIVATE, turn, left.as_ref()) {
-                // The number is looked at, and the time.
+                // The loop checks the counter and the time.
                 Ok(()) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => {}
                 Err(_) => std::thread::yield_now(),
             }
@@ -102,7 +102,7 @@ impl Condvar {
     }
 
     fn notify(&self, count: u32) {
-        // Who began to wait before has read the number, and its lock was held then.
+        // A thread that began to wait earlier has read the counter while it held the lock.
         self.turn.fetch_add(1, SeqCst);
         if self.waiting.load(SeqCst) > 0 {
             let _woken = futex::wake(&self.turn, Flags::PRIVATE, count);

@@ -1,4 +1,4 @@
-//! What the positional argument of a command may be: its help and its errors say the same.
+//! Allowed kinds of each command's positional argument, one text for help and errors.
 
 /// `PATH` of `ls` and `stat`.
 pub(crate) const READ: &str = "an arena (a file, a DAX or a block device), or unix:SOCKET, a depot \

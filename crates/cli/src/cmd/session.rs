@@ -182,7 +182,7 @@ fn refuse_absent(all: &Value) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a path is the directory of a tier of files.
+/// Returns true if a path is the directory of a file tier.
 fn is_depot(path: &Path) -> bool {
     path.join("settings").is_file() && path.join("blocks").is_dir()
 }

@@ -327,7 +327,7 @@ impl SessionFile {
     }
 }
 
-/// Whether a file begins like a session's, damaged or whole.
+/// Returns true if a file begins like a session file, damaged or whole.
 #[must_use]
 pub fn is_session_file(path: &Path) -> bool {
     let mut begins = [0; MAGIC.len()];

@@ -1,4 +1,4 @@
-//! Ends questions whose time is over.
+//! Time-outs of requests to asynchronous tiers.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -23,8 +23,8 @@ const HANDS: usize = 4;
 /// The longest limit that is told from none.
 const LIMIT_MOST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// Ends questions whose time is over, by threads that sleep while nobody asks. In a simulation its
-/// schedule does.
+/// Ends requests that have timed out, on threads of its own. In a simulation the schedule does
+/// this.
 pub struct Alarm {
     clock: Arc<Clock>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -45,7 +45,7 @@ struct Watched {
     questions: BinaryHeap<Reverse<Watch>>,
     /// Those whose time is over.
     due: VecDeque<Arc<dyn Expires>>,
-    /// Nobody waits any more.
+    /// The depot closes: all requests end now.
     hurries: bool,
     stop: bool,
 }

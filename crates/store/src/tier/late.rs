@@ -5,9 +5,9 @@
 //! once: in the call, later, or, where a limit passes first or the reply is dropped, not at all.
 //! What comes too late is given back by whoever asked, so that nothing it holds is lost.
 //!
-//! A limit bounds silence. A question that takes many requests is not over while some of them are
-//! answered: whoever answers says so by its [`Progress`]. A lookup cannot be waited for so long:
-//! [`Reply::in_parts`] has what was found by its limit be the answer.
+//! The limit of a call bounds silence: each answer that a tier reports by [`Progress`] starts it
+//! again, so that a call of many requests goes on as long as they are answered. The limit of a
+//! lookup bounds all of it: with [`Reply::in_parts`], the keys found by then are its answer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ struct Shared<T> {
     state: Mutex<State<T>>,
     back: Mutex<Option<Back<T>>>,
     so_far: Mutex<Option<SoFar<T>>>,
-    /// When there was progress last.
+    /// Time of the last progress.
     heard: Mutex<Option<Instant>>,
 }
 
@@ -110,14 +110,14 @@ impl<T> Reply<T> {
 }
 
 impl<T: Send + 'static> Reply<T> {
-    /// By which whoever answers says that there is more to come.
+    /// Returns the handle by which a tier reports that it still receives answers.
     #[must_use]
     pub fn progress(&self) -> Progress {
         Progress(self.0.clone().map(|shared| shared as _))
     }
 
-    /// Where the parts of an answer go as they come. At the limit those that have come are `told`
-    /// as the answer, unless there is none.
+    /// Collects the parts of an answer as they arrive. At the limit, `told` makes the answer of the
+    /// parts so far, if there is one.
     pub fn in_parts<P: Send + 'static>(
         &self,
         count: usize,
@@ -149,7 +149,7 @@ impl Progress {
         }
     }
 
-    /// Whether somebody waits for the rest.
+    /// Returns true while the caller waits for the rest.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.0.as_ref().is_some_and(|question| !question.is_over())
@@ -273,7 +273,7 @@ pub(super) trait Expires: Send + Sync {
     fn expire(&self);
     /// There is progress.
     fn hear(&self, now: Instant);
-    /// Where there was some within the limit, when the question is to be looked at again.
+    /// Returns the time of the next check, if there was progress within `limit`.
     fn goes_on(&self, limit: Duration) -> Option<Instant>;
     /// Whether it has its answer, or will have none.
     fn is_over(&self) -> bool;

@@ -26,7 +26,7 @@ pub(super) type Named = (Identity, Path, u64);
 /// The version of a description, and its text.
 type Described = (String, String);
 
-/// What was read of the namespaces.
+/// Descriptions of namespaces that were read before.
 pub(super) type Descriptions = Mutex<HashMap<NamespaceId, Described>>;
 
 /// Some stores list no ETag.
@@ -53,8 +53,8 @@ impl Common {
         }
     }
 
-    /// The first ones: whoever may write the bucket may write as many as they like. What was read
-    /// before of the same version is not read again.
+    /// Reads the first [`MOST`] descriptions: anybody with write access may write more. Objects
+    /// that have not changed since the last call are not read again.
     async fn descriptions(&self, progress: &Progress) -> Result<Vec<(NamespaceId, String)>, Fault> {
         let (mut found, mut looked, mut token) = (HashMap::new(), 0, None);
         loop {
@@ -87,7 +87,7 @@ impl Common {
         Ok(told)
     }
 
-    /// What was read of this version.
+    /// Returns the description that an earlier call has read of the same version.
     fn described_before(&self, meta: &ObjectMeta) -> Option<(NamespaceId, Described)> {
         let id = namespace_of(meta.location.filename()?)?;
         let known = self.descriptions.lock();
