@@ -300,7 +300,8 @@ test-names: package ## Write the names of all tests to tests/names.txt
 
 test-python: package $(VENV)/.model $(VENV)/.lmcache
 	$(call say,Python: unit$(,) integration and engine tests)
-	$(BIN)/python -m pytest -n 3 --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --no-loadscope-reorder -m "not alone"
+	$(BIN)/python -m pytest -q -m alone
 
 # The last line counts histories, doors and faults. KVDEPOT_SEED=n fixes the first history.
 # SIM_BREAK=D1, D2 or D6 takes that fix back (crates/dev/mutants/fixes.yaml), and fails.

