@@ -16,8 +16,10 @@ def _program() -> str:
 
 def main() -> int:
     """Run the command line and return its exit status."""
-    # The command is one native call, in which Python's handlers would not run.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # The command is one native call, in which Python's handlers would not run. If SIGINT was
+    # ignored when the process started, Python has set no handler, and it stays ignored.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _native.main([_program(), *sys.argv[1:]])
 
 

@@ -58,10 +58,10 @@ pub(crate) enum Command {
     Stat(Stat),
     /// Reads every payload and names the blocks that do not verify; exit status 1 if any.
     ///
-    /// Works while another process owns the arena: blocks that it replaces meanwhile do not count
-    /// as bad. Ctrl-C ends it with what was checked so far. If a block of a directory of the tier
-    /// Posix, or one block's file, does not verify, it names the MiB of the payload that are
-    /// corrupt, where the file's header tells.
+    /// Works while another process owns the arena: blocks that the owner replaces at the same time
+    /// do not count as bad. Ctrl-C ends it with what was checked so far. If a block of a directory
+    /// of the tier Posix, or one block's file, does not verify, it names the MiB of the payload
+    /// that are corrupt, where the file's header tells.
     #[command(mut_arg("path", |path| path.help(targets::or_default(targets::VERIFY))))]
     Verify(Verify),
     /// Removes blocks, an arena, or everything that kvdepot made.

@@ -26,9 +26,9 @@ pub(crate) enum Error {
     /// Nothing is where an arena was expected.
     #[error("{path}: there is no arena", path = path.display())]
     NoArena {
-        /// Where it was looked for.
+        /// Path of the missing arena.
         path: PathBuf,
-        /// Whether that is the default.
+        /// True if it is the default path.
         default: bool,
         /// The instance whose default it would be.
         instance: Option<String>,
@@ -62,9 +62,9 @@ pub(crate) enum Error {
     Usage {
         /// The option.
         field: &'static str,
-        /// What was given.
+        /// The value that was given.
         value: String,
-        /// What would be accepted.
+        /// The accepted values.
         allowed: String,
     },
     /// `rm` was not told what to remove.
@@ -101,7 +101,7 @@ impl Error {
         move |source| Error::Io { path, source }
     }
 
-    /// Whether the command's PATH or DEPOT is of a kind that it does not take.
+    /// Returns true if the command does not take a PATH or DEPOT of this kind.
     pub(crate) fn is_about_target(&self) -> bool {
         use kvdepot_store::Error as StoreError;
         matches!(
@@ -117,7 +117,7 @@ impl Error {
         )
     }
 
-    /// What to do about it, where there is more to say than the error does.
+    /// Returns the remedy, if the error's text does not name it.
     pub(crate) fn hint(&self) -> Option<String> {
         match self {
             Error::NoArena {

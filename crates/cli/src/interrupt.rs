@@ -56,12 +56,16 @@ impl Interrupt {
     }
 }
 
-/// The signals that end a command. `nohup` has the end of the terminal ignored, and that stays.
+/// Returns the signals that end a command. A signal that was ignored when the process started stays
+/// ignored: `nohup` ignores SIGHUP, and a shell script ignores SIGINT in its background jobs.
 fn caught() -> Result<Vec<i32>, Error> {
-    let mut signals = vec![SIGINT, SIGTERM];
-    if !is_ignored(SIGHUP)? {
-        signals.push(SIGHUP);
+    let mut signals = Vec::new();
+    for signal in [SIGINT, SIGHUP] {
+        if !is_ignored(signal)? {
+            signals.push(signal);
+        }
     }
+    signals.push(SIGTERM);
     Ok(signals)
 }
 

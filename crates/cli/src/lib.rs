@@ -50,7 +50,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> i32 {
         });
     match result {
         Ok(status) => status,
-        // Whoever read our output has seen enough.
+        // The reader of stdout, such as `head`, has closed it.
         Err(Error::Output(error)) if error.kind() == ErrorKind::BrokenPipe => OK,
         Err(error) => {
             let mut stderr = std::io::stderr().lock();
@@ -86,7 +86,7 @@ fn run(command: Command, program: &OsStr, output: &mut Output) -> Result<i32, Er
     }
 }
 
-/// What the command's PATH or DEPOT may be.
+/// Returns the kinds of PATH or DEPOT that the command takes.
 fn allowed(command: &Command) -> Option<&'static str> {
     match command {
         Command::Ls(_) | Command::Stat(_) => Some(targets::READ),
@@ -98,7 +98,7 @@ fn allowed(command: &Command) -> Option<&'static str> {
     }
 }
 
-/// What is logged where `KVDEPOT_LOG` does not say.
+/// Returns the log level if `KVDEPOT_LOG` is not set.
 fn usual_level(command: &Command) -> LevelFilter {
     match command {
         // Their arenas are in memory, and gone with them.

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::bench::check_fields;
-use crate::home::Home;
+use crate::home::{Home, catches_signals, signal};
 use serde_json::{Value, json};
 
 /// Metrics of batches, two for each op where checksums are told apart.
@@ -217,15 +217,12 @@ fn an_interrupted_bench_transfer_leaves_no_network_namespaces() {
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let pid = child.id();
-    while spaces(pid).len() < 2 && child.try_wait().unwrap().is_none() {
+    let is_measuring = || spaces(pid).len() == 2 && catches_signals(pid);
+    while !is_measuring() && child.try_wait().unwrap().is_none() {
         std::thread::sleep(Duration::from_millis(10));
     }
-    // It is under way by then.
-    std::thread::sleep(Duration::from_millis(500));
     if child.try_wait().unwrap().is_none() {
-        let pid = pid.to_string();
-        let sent = Command::new("kill").args(["-INT", &pid]).status().unwrap();
-        assert!(sent.success());
+        signal(pid, "-INT");
     }
     let ran = child.wait_with_output().unwrap();
     let stderr = String::from_utf8(ran.stderr).unwrap();

@@ -68,20 +68,13 @@ impl Home {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let pid = child.id();
-        for _ in 0..10_000 {
-            if catches_interrupts(pid) {
+        for _ in 0..60_000 {
+            if catches_signals(child.id()) {
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        // The handlers are set one after the other, within microseconds.
-        std::thread::sleep(Duration::from_millis(5));
-        let sent = Command::new("kill")
-            .args(["-INT", &pid.to_string()])
-            .status()
-            .unwrap();
-        assert!(sent.success());
+        signal(child.id(), "-INT");
         Ran::of(child.wait_with_output().unwrap())
     }
 
@@ -107,12 +100,26 @@ impl Ran {
     }
 }
 
-/// Whether a process has a handler for SIGINT.
-fn catches_interrupts(pid: u32) -> bool {
+/// Returns true if the command's signal handlers are installed. That of SIGTERM is the last.
+pub(crate) fn catches_signals(pid: u32) -> bool {
+    signals(pid, "SigCgt:") & (1 << 14) != 0
+}
+
+/// Returns one signal mask of a process, such as `SigCgt:`; 0 if the process has ended.
+pub(crate) fn signals(pid: u32, name: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-    let mask = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.is_some_and(|mask| mask & 2 != 0)
+    let mask = status.lines().find_map(|line| line.strip_prefix(name));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.unwrap_or(0)
+}
+
+/// Sends a signal, such as `-INT`.
+pub(crate) fn signal(pid: u32, name: &str) {
+    let sent = Command::new("kill")
+        .args([name, &pid.to_string()])
+        .status()
+        .unwrap();
+    assert!(sent.success());
 }
 
 pub(crate) fn key(number: u64) -> Key {

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use kvdepot_store::Depot;
 use serde_json::Value;
 
-use crate::home::{Home, Ran, get, key, put, spec};
+use crate::home::{Home, Ran, get, key, put, signal, signals, spec};
 
 /// A running service. Killed when dropped.
 pub(crate) struct Service {
@@ -20,8 +20,11 @@ impl Service {
     pub(crate) fn start(home: &Home, args: &[&str]) -> Service {
         let mut all = vec!["serve", "--json"];
         all.extend(args);
-        let mut child = home
-            .command(&all)
+        Service::of(&mut home.command(&all))
+    }
+
+    fn of(command: &mut Command) -> Service {
+        let mut child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -45,11 +48,8 @@ impl Service {
         self.end_by("-TERM")
     }
 
-    fn end_by(mut self, signal: &str) -> i32 {
-        let sent = Command::new("kill")
-            .args([signal, &self.child.id().to_string()])
-            .status();
-        assert!(sent.unwrap().success());
+    fn end_by(mut self, name: &str) -> i32 {
+        signal(self.child.id(), name);
         self.child.wait().unwrap().code().unwrap()
     }
 }
@@ -152,16 +152,36 @@ fn each_instance_has_a_socket_and_the_end_of_the_terminal_is_an_end() {
     let (a, b) = (start("a"), start("b"));
     let names = ["kvdepot-a.sock", "kvdepot-b.sock", "kvdepot.sock"];
     assert_eq!(sockets(&home), names);
-    // What runs the tests may have had it ignored, as nohup does, and then so has the service.
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let is_ignored = u64::from_str_radix(ignored.unwrap().trim(), 16).unwrap() & 1 == 1;
+    // A program that runs the tests may ignore it, as nohup does.
+    let is_ignored = signals(std::process::id(), "SigIgn:") & 1 == 1;
     let end = if is_ignored { "-TERM" } else { "-HUP" };
     for service in [plain, a, b] {
         service.connect().close();
         assert_eq!(service.end_by(end), 0);
     }
     assert_eq!(sockets(&home), [""; 0]);
+}
+
+#[test]
+fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
+    let home = Home::new();
+    for name in ["INT", "HUP"] {
+        let started = home.command(&["serve", "Cache", "-o", "cache.capacity=1MiB", "--json"]);
+        let mut command = Command::new("sh");
+        let script = format!("trap '' {name}; exec \"$0\" \"$@\"");
+        command.arg("-c").arg(script);
+        command.arg(started.get_program()).args(started.get_args());
+        for (name, value) in started.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let service = Service::of(command.current_dir(home.dir.path()));
+        signal(service.child.id(), &format!("-{name}"));
+        service.connect().close();
+        assert_eq!(service.end(), 0);
+    }
 }
 
 #[test]

@@ -113,7 +113,7 @@ impl Alarm {
     pub(super) fn watch(&self, question: &Arc<dyn Expires>, limit: Duration) {
         #[cfg(feature = "sim")]
         if let Some(schedule) = kvdepot_media::sim::current() {
-            return schedule.after(limit, expiry(question));
+            return schedule.after(limit, expiry(question, limit));
         }
         // No further away than clocks go: a close ends it by that.
         let limit = limit.min(LIMIT_MOST);

@@ -26,7 +26,7 @@ use crate::ghosts::Ghosts;
 /// Questions in a row without an answer that open the breaker.
 const FAILURES: u32 = 3;
 
-/// How long it is open at first, and at most.
+/// Time for which the breaker is open at first, and at most.
 const OPEN_FIRST: Duration = Duration::from_millis(500);
 const OPEN_MOST: Duration = Duration::from_secs(60);
 
@@ -40,27 +40,27 @@ pub(crate) struct Apart {
     tier: Arc<dyn Tier>,
     /// That its placements bear.
     number: u32,
-    /// How long a lookup may take, and how long a tier may be silent in anything else.
+    /// Time limit of a lookup; for every other call, the limit between two reports of progress.
     lookup: Duration,
     patience: Duration,
     breaker: Arc<Breaker>,
     /// Pins that callers have, who end them when they like: closing ends what is left.
     lent: Mutex<HashMap<Token, Place>>,
-    /// What was read through its door.
+    /// Blocks that were read through the tier's door.
     read: OnceLock<Ghosts>,
     /// Nothing is pinned there any more, whoever ends a pin. Held while one is ended.
     closed: RwLock<bool>,
     alarm: Arc<Alarm>,
 }
 
-/// What a tier says.
+/// A tier's answer to a call.
 pub(crate) enum Answer<T> {
-    /// At once; `None` where it does not answer.
+    /// It is known in the call; `None` if the tier does not answer.
     Now(Option<T>),
     Later(Later<T>),
 }
 
-/// What it will say.
+/// An answer that arrives later.
 pub(crate) struct Later<T> {
     pending: Pending<T>,
     limit: Duration,
@@ -141,13 +141,14 @@ impl Apart {
         Some((self.number, self.tier.ends().directory()?))
     }
 
-    /// What other processes of this user need to reach what it has on other hosts, and its number.
+    /// Returns the credentials by which other processes of this user read the tier's blocks on
+    /// other hosts, and the tier's number.
     pub(crate) fn door(&self) -> Option<(u32, DoorKey)> {
         Some((self.number, self.tier.ends().door()?))
     }
 
-    /// Whether blocks that were read through its door are worth being read once more to be brought
-    /// near: those that have been read before. Notes those that have not.
+    /// Returns true if a block that was read through the tier's door was read before, and is worth
+    /// a promotion. Remembers the block if it was not.
     pub(crate) fn was_read(&self, place: &Place) -> bool {
         let read = self
             .read
@@ -156,7 +157,7 @@ impl Apart {
         !read.offered(id, key, place.len, UNKNOWN, true)
     }
 
-    /// What the tier counts, and what it did not answer.
+    /// Returns the tier's counters, and the number of calls without an answer.
     pub(crate) fn stats(&self) -> TierStats {
         let mut stats = self.tier.stats();
         stats.unanswered = self.breaker.unheard.load(Ordering::Relaxed);
@@ -328,7 +329,7 @@ impl Apart {
     }
 }
 
-/// Whether a tier is asked.
+/// Circuit breaker of a tier.
 struct Breaker {
     name: &'static str,
     state: Mutex<Circuit>,

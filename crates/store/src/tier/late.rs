@@ -249,7 +249,7 @@ impl<T: Send + 'static> Pending<T> {
         #[cfg(feature = "sim")]
         if let Some(schedule) = kvdepot_media::sim::current() {
             let asked: Arc<dyn Expires> = Arc::clone(&question) as _;
-            schedule.after(limit, expiry(&asked));
+            schedule.after(limit, expiry(&asked, limit));
             schedule.until(|| question.is_over());
         }
         let mut left = limit;
@@ -310,14 +310,32 @@ impl<T: Send> Expires for Shared<T> {
     }
 }
 
-/// Ends a question; false where it had ended.
+/// Ends a question at its limit, unless there was progress: then the limit starts again. Returns
+/// false if the question does not end.
 #[cfg(feature = "sim")]
-pub(super) fn expiry(question: &Arc<dyn Expires>) -> impl FnOnce() -> bool + Send + 'static {
+pub(super) fn expiry(
+    question: &Arc<dyn Expires>,
+    limit: Duration,
+) -> Box<dyn FnOnce() -> bool + Send> {
     let question = Arc::downgrade(question);
-    move || {
+    Box::new(move || {
         let question = question.upgrade().filter(|question| !question.is_over());
-        question.map(|question| question.expire()).is_some()
-    }
+        let Some(question) = question else {
+            return false;
+        };
+        let schedule = kvdepot_media::sim::current();
+        match question.goes_on(limit).zip(schedule) {
+            Some((end, schedule)) => {
+                let left = end.saturating_duration_since(clock::now());
+                schedule.after(left, expiry(&question, limit));
+                false
+            }
+            None => {
+                question.expire();
+                true
+            }
+        }
+    })
 }
 
 #[cfg(test)]

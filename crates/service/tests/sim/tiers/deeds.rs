@@ -56,8 +56,13 @@ impl World {
                 self.pass(None);
                 Ok(())
             }
-            Step::Pass { ms } => {
-                self.pass(Some(Duration::from_millis((*ms).into())));
+            Step::Pass { ms, jobs } => {
+                let span = Duration::from_millis((*ms).into());
+                self.pass(Some(span));
+                for _ in 0..*jobs {
+                    self.schedule.step();
+                    self.pass(Some(span));
+                }
                 Ok(())
             }
             Step::Settle => self.rest(),

@@ -25,7 +25,8 @@ use super::terms::{LIMITS, Limits};
 /// How a tier behaves: each of these so often in a hundred.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mood {
-    /// Questions that are answered by a step of the schedule.
+    /// Questions that are answered by a step of the schedule; half of those that are not lookups
+    /// report progress in a step before.
     pub late: u64,
     /// Questions that are not answered.
     pub silent: u64,
@@ -98,6 +99,8 @@ pub enum Kind {
 enum Fate {
     Now,
     Late,
+    /// Late, with progress before.
+    Slow,
     Dropped,
     Kept,
 }
@@ -309,7 +312,12 @@ impl Shelf {
                 true => Fate::Dropped,
                 false => Fate::Kept,
             },
-            rolled if rolled < mood.silent + mood.late => Fate::Late,
+            rolled if rolled < mood.silent + mood.late => {
+                match kind != Kind::Lookup && state.rng.once_in(2) {
+                    true => Fate::Slow,
+                    false => Fate::Late,
+                }
+            }
             _ => Fate::Now,
         };
         if matches!(fate, Fate::Dropped | Fate::Kept) {
@@ -321,7 +329,7 @@ impl Shelf {
                 state.alone_until = now.and_then(|now| now.checked_add(ALONE));
             }
         }
-        state.was_late |= fate == Fate::Late;
+        state.was_late |= matches!(fate, Fate::Late | Fate::Slow);
         (fate, state.rng.once_in(2))
     }
 
@@ -346,15 +354,15 @@ impl Shelf {
                     _ => drop(reply),
                 }
             }
-            Fate::Late => {
+            Fate::Late | Fate::Slow => {
                 let mut done = None;
                 let mut does = Some(does);
                 if is_eager {
                     done = does.take().map(|does| does(self));
                 }
                 let shelf = Arc::clone(self);
-                let schedule: Arc<Schedule> = current().unwrap();
-                schedule.push(move |runs| {
+                let progress = reply.progress();
+                let answers = move |asked, runs| {
                     let answer = done.or_else(|| does.map(|does| does(&shelf)));
                     match (answer, runs) {
                         (Some(answer), true) => shelf.deliver(reply, asked, answer),
@@ -366,6 +374,21 @@ impl Shelf {
                             drop(reply);
                         }
                     }
+                };
+                let schedule: Arc<Schedule> = current().unwrap();
+                schedule.push(move |runs| match fate {
+                    Fate::Slow if runs => {
+                        progress.made();
+                        // The limit starts again if it has not passed.
+                        let heard = progress.is_wanted();
+                        let asked = match heard {
+                            true => (kvdepot_media::sim::now(), kind),
+                            false => asked,
+                        };
+                        let schedule: Arc<Schedule> = current().unwrap();
+                        schedule.push(move |runs| answers(asked, runs));
+                    }
+                    _ => answers(asked, runs),
                 });
             }
         }

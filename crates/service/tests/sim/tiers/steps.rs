@@ -131,6 +131,8 @@ pub enum Step {
     Ring,
     Pass {
         ms: u32,
+        /// Jobs after each of which as much time passes again.
+        jobs: u8,
     },
     /// All is done that can be.
     Settle,
@@ -294,6 +296,7 @@ fn of_kind(rng: &mut Rng, kind: usize) -> Step {
         14 => Step::Ring,
         15 => Step::Pass {
             ms: *rng.pick(&[1, 100, 600, 2000, 30_000, HOUR]),
+            jobs: rng.below(3) as u8,
         },
         16 => Step::Settle,
         17 => Step::Fail { count },
