@@ -49,7 +49,7 @@ class Question:
 QUESTIONS = (
     Question("What happens when the disk is full?", "removes old blocks"),
     Question("Where does kvdepot store the blocks?", "tiers"),
-    Question("What happens to the blocks when the server is killed?", "next server"),
+    Question("What stays when the server is killed?", "blocks on disk stay"),
     Question("Can two servers share one depot?", "Yes"),
 )
 
@@ -249,7 +249,9 @@ class Story:
             "kv_role": "kv_both",
             "kv_connector_extra_config": {
                 "pipeline": PIPELINE,
-                "cache": {"capacity": "512MiB"},
+                # Half of it is the write-back queue, which holds all blocks of the document: the
+                # connector drops what finds the queue full.
+                "cache": {"capacity": "768MiB"},
                 "posix": {"path": str(self._depot_path), "capacity": "4GiB"},
             },
         }
