@@ -94,9 +94,11 @@ class Demo:
         depot = self._launch_depot("vLLM with kvdepot")
         self._ready(own)
         self._ready(depot)
-        self._announce("computing each prompt twice, without kvdepot and with it", "two minutes")
+        self._announce(
+            "computing each prompt twice, without kvdepot and with it", "usually one to two minutes"
+        )
         self.misses(own, depot)
-        self._announce("every prompt again, from either cache", "a few seconds")
+        self._announce("every prompt again, from either cache", "usually a few seconds")
         self.hits(own, depot, "hit")
         with depot.running():
             seconds = measure.wait_until_written(depot)
@@ -105,17 +107,17 @@ class Demo:
         depot.stop()
         depot = self._launch_depot("vLLM with kvdepot, restarted")
         self._ready(depot)
-        self._announce("every prompt again, after the restart", "a few seconds")
+        self._announce("every prompt again, after the restart", "usually a few seconds")
         self.hits(own, depot, "restart")
         depot.stop()
         own.stop()
         return self.rounds
 
     def _announce(self, what: str, time: str) -> None:
-        of = ", ".join(f"{count} of {n:,} tokens" for n, count in self.plan.sizes.items())
+        of = ", ".join(f"{count} prompts of {n:,} tokens" for n, count in self.plan.sizes.items())
         # Times are those of the default prompts on two cores.
         usual = sum(n * count for n, count in self.plan.sizes.items()) <= USUAL_TOKENS
-        self.say(f"{what}: {of}" + (f" (less than {time})" if usual else ""))
+        self.say(f"{what}: {of}" + (f" ({time})" if usual else ""))
 
     def misses(self, own: Server, depot: Server) -> None:
         """Every prompt for the first time: without kvdepot, then with it, in turns."""

@@ -28,9 +28,10 @@ class Show:
         print(f"[{time.monotonic() - self._start:6.1f} s] {line}" if line else "", flush=True)
 
     @contextlib.contextmanager
-    def waiting(self, what: str, usual_s: float) -> Iterator[None]:
+    def waiting(self, what: str, usual_s: float | str) -> Iterator[None]:
         """Show a bar while the block runs, or print one line where there is no terminal."""
-        text = f"{what} (usually {usual_s:.2g} s)"
+        usual = usual_s if isinstance(usual_s, str) else f"{usual_s:.2g}"
+        text = f"{what} (usually {usual} s)"
         if not self._console.is_terminal:
             self.say(text)
             yield

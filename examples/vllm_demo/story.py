@@ -113,8 +113,10 @@ class Story:
     def run(self) -> Result:
         """Tell the story; the servers with kvdepot are paused afterwards."""
         show = self.show
+        show.say("kvdepot stores the KV cache that vLLM computes for a prompt. A server that is")
+        show.say("restarted, or another server, loads it instead of computing the prompt again.")
         shutil.rmtree(self._depot_path, ignore_errors=True)
-        with show.waiting("starting vLLM alone and vLLM with kvdepot", 70):
+        with show.waiting("starting vLLM alone and vLLM with kvdepot", "40 to 70"):
             alone = self._launch("alone")
             depot = self._launch_depot("kvdepot")
             self._ready(alone, depot)
@@ -142,7 +144,7 @@ class Story:
         depot.stop(hard=True)
         show.say()
         show.say(f"kill -9 of all {killed} processes of the server with kvdepot")
-        with show.waiting("starting it again, and a second server over the same depot", 50):
+        with show.waiting("starting it again, and a second server over the same depot", "40 to 60"):
             depot, second = self._launch_depot("kvdepot-again"), self._launch_depot("second")
             self._ready(depot, second)
         with alone.running():
@@ -150,8 +152,8 @@ class Story:
 
         self._title(
             3,
-            "Its server was killed and started again. vLLM alone, whose server was not killed, had "
-            "its cache emptied instead.",
+            "The server with kvdepot was killed and started again. vLLM alone was not killed: its "
+            "cache was emptied instead.",
         )
         asked.append(self._ask_both(2, alone, depot, hits=(WITH,)))
         with alone.running():
@@ -166,7 +168,10 @@ class Story:
         asked.append(self._ask_both(3, alone, second, hits=(WITH,)))
         alone.stop()
         second.stop()
-        with depot.running(), show.waiting("one more hit for the table", 2):
+        with (
+            depot.running(),
+            show.waiting("question 1 again, with vLLM's own cache emptied, for the table", 2),
+        ):
             depot.post("/reset_prefix_cache", {}).read()
             hit = self._ask(depot, self._messages(QUESTIONS[0]))
         self.servers = [depot]

@@ -197,7 +197,7 @@ fn closing_ends_what_is_under_way_wherever_it_is() {
         }
         let took = begun.elapsed();
         assert!(
-            took < ms(1000),
+            took < ms(10_000),
             "{took:?}, stopped: {stopped}, greeted: {greeted}"
         );
         assert!(tasks.iter().flat_map(|task| task.statuses()).all(|status| {

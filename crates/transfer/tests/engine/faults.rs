@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use crate::common::peer::{NAME, Peer};
 use crate::common::raw::Head;
 use crate::common::{
-    BEHIND, Home, Late, Local, bytes, cpu, done, ended, engine, held, ms, pieces, submit, until,
-    within,
+    BEHIND, Home, Late, Local, PATIENCE, bytes, cpu, done, ended, engine, held, ms, pieces, submit,
+    until, within,
 };
 use kvdepot_media::Buffer;
 use kvdepot_testkit::child::{self, Child};
@@ -252,7 +252,7 @@ fn a_hundred_thousand_buffers_are_registered_at_once_and_all_are_of_use() {
         let published = other.publish(NAME, &buffers, Rights::BOTH, None).unwrap();
         let remote = one.open(other.address().unwrap(), NAME).unwrap();
         let opened = begun.elapsed();
-        assert!(opened < Duration::from_secs(1), "{opened:?} for {count}");
+        assert!(opened < PATIENCE, "{opened:?} for {count}");
         let target = Local::zeros(&one, whole.len());
         done(
             &one,
@@ -280,7 +280,7 @@ fn a_hundred_thousand_buffers_are_registered_at_once_and_all_are_of_use() {
         ended(task.as_ref().unwrap());
         assert!(task.unwrap().is_done());
         let moved = begun.elapsed();
-        assert!(moved < Duration::from_secs(3), "{moved:?} for {count}");
+        assert!(moved < PATIENCE, "{moved:?} for {count}");
         let turned = whole.rchunks(size as usize).flatten().copied();
         assert!(home.get() == turned.collect::<Vec<u8>>());
         drop((back, home, published));
@@ -335,12 +335,12 @@ fn calls_after_the_death_of_a_peer_fail_fast_and_do_not_spin() {
                 for status in task.statuses() {
                     assert_eq!(status, Status::Failed(Fault::Lost));
                 }
-                assert!(begun.elapsed() < Duration::from_secs(1));
+                assert!(begun.elapsed() < Duration::from_secs(4));
             }
             assert!(one.open(peer.address, NAME).is_err() && one.ping(peer.address).is_err());
             std::thread::sleep(ms(700));
             let (used, passed) = (cpu() - before.0, before.1.elapsed());
-            assert!(passed < Duration::from_secs(8), "{passed:?}");
+            assert!(passed < PATIENCE, "{passed:?}");
             assert!(used < ms(300), "{used:?} in {passed:?}");
             let (descriptors, threads) = held();
             assert!(descriptors < 40 && threads < 16, "{descriptors} {threads}");

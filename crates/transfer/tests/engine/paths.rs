@@ -327,7 +327,7 @@ fn writes_fail_at_once_where_a_lane_with_unanswered_ones_cannot_come_back() {
         );
         ended(&task);
         assert_eq!(task.status(0), Status::Failed(Fault::Lost));
-        assert!(begun.elapsed() < Duration::from_secs(1));
+        assert!(begun.elapsed() < Duration::from_secs(4));
     }
     proxy.rule(|_, _| Act::Pass);
     until("it is asked again", || {

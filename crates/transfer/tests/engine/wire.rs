@@ -299,7 +299,7 @@ fn a_flood_of_greetings_costs_nobody_his_connection_and_ends() {
         std::thread::sleep(ms(100));
     }
     let lasted = begun.elapsed();
-    assert!(lasted < Duration::from_secs(2), "{lasted:?}");
+    assert!(lasted < Duration::from_secs(4), "{lasted:?}");
     let late = engine();
     until("there is room again", || late.open(address, NAME).is_ok());
 }
@@ -321,7 +321,7 @@ fn one_connection_too_many_is_told_so_and_the_others_stay() {
     let one = engine();
     let begun = Instant::now();
     let error = one.open(address, NAME).unwrap_err();
-    assert!(begun.elapsed() < Duration::from_secs(2), "{error}");
+    assert!(begun.elapsed() < Duration::from_secs(4), "{error}");
     for mut raw in raws {
         raw.send(Head::new(PING, 0, 0), &[]);
         assert_eq!(raw.answer().unwrap().0.status, 0);

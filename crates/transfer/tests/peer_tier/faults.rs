@@ -22,7 +22,7 @@ use crate::raw::{Head, Raw};
 /// How long a tier is waited for in these tests, and what a busy machine may add to that and to
 /// the 100 ms that a batch may be behind it.
 const TIMEOUT: Duration = Duration::from_secs(2);
-const BUSY: Duration = Duration::from_millis(400);
+const BUSY: Duration = Duration::from_millis(1500);
 
 fn impatient(cluster: &Cluster, pipeline: &str, host: usize) -> Value {
     let mut settings = cluster.settings(pipeline, host);

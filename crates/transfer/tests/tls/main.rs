@@ -342,7 +342,7 @@ fn a_close_ends_what_is_under_way() {
             // All lanes are connected then: a dial would be waited for.
             done(&one, Op::Read, &local, &remote, &all);
             proxy.rule(|_, _| Act::Delay(ms(300)));
-            let task = submit(&one, Op::Write, &local, &remote, &all, within(ms(3000)));
+            let task = submit(&one, Op::Write, &local, &remote, &all, within(ms(30_000)));
             std::thread::sleep(ms(100));
             let begun = Instant::now();
             if closes_target {
@@ -351,7 +351,7 @@ fn a_close_ends_what_is_under_way() {
                 one.close();
             }
             let took = begun.elapsed();
-            assert!(took < Duration::from_secs(1), "{took:?}");
+            assert!(took < Duration::from_secs(10), "{took:?}");
             drop((one, other, remote, proxy));
             ended(&task);
             until("no thread is left", || held().1 <= before);
