@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 STATE = ROOT / "build/repeat"
 PYTHON = str(ROOT / ".venv/bin/python")
 STEPS = ("test-rust", "test-python")
+BUILD = ["cargo", "test", "--quiet", "--workspace", "--exclude", "kvdepot-python", "--no-run"]
 # A file says so whose tests may depend on luck.
 LUCK = re.compile(
     r"thread|fork|socket|subprocess|child\b|Command|Popen|Tcp(Stream|Listener)|UnixStream|spawn",
@@ -113,9 +114,8 @@ def suite(times: int) -> int:
 
 def rust_tests() -> Iterator[tuple[str, list[str], Path]]:
     """Name, command and folder of each Rust test that may depend on luck."""
-    build = ["cargo", "test", "--workspace", "--exclude", "kvdepot-python", "--no-run"]
     said = subprocess.run(
-        [*build, "--message-format", "json"], cwd=ROOT, check=True, stdout=subprocess.PIPE
+        [*BUILD, "--message-format", "json"], cwd=ROOT, check=True, stdout=subprocess.PIPE
     ).stdout
     for line in said.splitlines():
         built = json.loads(line)
@@ -229,6 +229,10 @@ def main() -> int:
     # In a background job of a shell, Ctrl-C is ignored.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
+    # Everything is built before the load begins.
+    make = ["make", "--no-print-directory", "package", ".venv/.model", ".venv/.lmcache"]
+    for command in (make, BUILD):
+        subprocess.run(command, cwd=ROOT, check=True)
     with load():
         return bool(each(given.seconds, given.only) if given.each else suite(given.times))
 
