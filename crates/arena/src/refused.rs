@@ -66,6 +66,11 @@ pub enum Cause {
         /// Its process.
         pid: Option<u32>,
     },
+    /// All files that the tier may have open are in use.
+    Files {
+        /// How many there are.
+        most: u64,
+    },
     /// Nothing is written to devices that are about to go, or have failed.
     Leaving,
     /// Other processes cannot write there.
@@ -94,6 +99,10 @@ impl From<Full> for Error {
             Cause::Queue { depth } => {
                 format!("the write-back queue is full (write_back_depth = {depth})")
             }
+            Cause::Files { most } => format!(
+                "all {most} files that it may have open are in use; raise the process's limit of \
+                 open files (ulimit -n)"
+            ),
             Cause::Apart => "other processes write to tiers of arenas only".into(),
             Cause::Leaving => "its devices are drained or have failed".into(),
             Cause::Orphans { pid: None } => {

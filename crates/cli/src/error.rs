@@ -150,7 +150,7 @@ impl Error {
                 "it has the blocks of a tier of files: kvdepot verify {path} reads them, kvdepot \
                  session ls {path} lists its sessions, and unix:SOCKET asks a process that has it \
                  open; once no process has, rm -r {path} removes it",
-                path = path.display()
+                path = as_path(path)
             )),
             Error::Store(kvdepot_store::Error::Config { field, value, .. })
                 if field == "pipeline" && Path::new(value.trim_matches('"')).exists() =>
@@ -167,4 +167,11 @@ impl Error {
             _ => None,
         }
     }
+}
+
+/// A path as all commands take it: a name without a slash may be a pipeline's.
+fn as_path(path: &Path) -> String {
+    let here = path.components().count() == 1 && !path.is_absolute();
+    let begin = if here { "./" } else { "" };
+    format!("{begin}{}", path.display())
 }

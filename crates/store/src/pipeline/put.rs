@@ -272,9 +272,24 @@ impl Put {
         closed
             .into_iter()
             .for_each(|index| self.refuse(index, Outcome::Closed));
-        if mine.is_empty() {
-            return;
+        // By steps: a tier may have to wait until it has what a question needs, such as open files,
+        // and those of the step before are released by then.
+        let count = mine.len();
+        let mut mine = mine.into_iter();
+        for step in steps(count) {
+            let step = mine.by_ref().take(step.len()).collect();
+            self.ask_for_room(tier, apart, step, further);
         }
+    }
+
+    /// Reserves in an asynchronous tier what this call has claimed there.
+    fn ask_for_room(
+        self: &Arc<Put>,
+        tier: usize,
+        apart: &Apart,
+        mine: Vec<Admitted>,
+        further: bool,
+    ) {
         let blocks: Vec<Wanted> = mine.iter().map(|(index, _)| self.wanted(*index)).collect();
         let put = Arc::clone(self);
         apart.reserve(self.namespace, &blocks).then(move |answers| {

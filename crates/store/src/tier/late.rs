@@ -10,6 +10,7 @@
 //! lookup bounds all of it: with [`Reply::in_parts`], the keys found by then are its answer.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::clock;
@@ -24,7 +25,20 @@ type Then<T> = Box<dyn FnOnce(Option<T>) + Send>;
 type Back<T> = Box<dyn FnOnce(T) + Send>;
 
 /// The answer of a question whose time is over, as far as there is one by then.
-type SoFar<T> = Box<dyn FnOnce() -> Option<T> + Send>;
+enum SoFar<T> {
+    None,
+    Some(Box<dyn FnOnce() -> Option<T> + Send>),
+    /// A thread makes the answer of it.
+    Taken,
+}
+
+impl<T> SoFar<T> {
+    fn set(&mut self, answer: impl FnOnce() -> Option<T> + Send + 'static) {
+        if !matches!(self, SoFar::Taken) {
+            *self = SoFar::Some(Box::new(answer));
+        }
+    }
+}
 
 /// The asked side. Dropped without an answer, it says that there is none.
 #[must_use = "dropped, it says that there is no answer"]
@@ -37,7 +51,9 @@ pub struct Pending<T>(Arc<Shared<T>>);
 struct Shared<T> {
     state: Mutex<State<T>>,
     back: Mutex<Option<Back<T>>>,
-    so_far: Mutex<Option<SoFar<T>>>,
+    so_far: Mutex<SoFar<T>>,
+    /// The call has waited for a resource of this process.
+    waited: AtomicBool,
     /// Time of the last progress.
     heard: Mutex<Option<Instant>>,
 }
@@ -62,7 +78,8 @@ pub(super) fn ask_or<T>(back: Option<Back<T>>) -> (Reply<T>, Pending<T>) {
     let shared = Arc::new(Shared {
         state: Mutex::new(State::Asked),
         back: Mutex::new(back),
-        so_far: Mutex::new(None),
+        so_far: Mutex::new(SoFar::None),
+        waited: AtomicBool::new(false),
         heard: Mutex::new(None),
     });
     (Reply(Some(Arc::clone(&shared))), Pending(shared))
@@ -71,7 +88,7 @@ pub(super) fn ask_or<T>(back: Option<Back<T>>) -> (Reply<T>, Pending<T>) {
 impl<T> Shared<T> {
     /// Gives the answer back where nobody waits for it any more.
     fn answer(&self, answer: Option<T>) -> Option<T> {
-        let so_far = self.so_far.lock().take();
+        let so_far = std::mem::replace(&mut *self.so_far.lock(), SoFar::Taken);
         drop(so_far);
         let then = {
             let mut state = self.state.lock();
@@ -110,6 +127,18 @@ impl<T> Reply<T> {
 }
 
 impl<T: Send + 'static> Reply<T> {
+    /// Answers with what `make` makes of all parts, unless the limit has taken those that had come.
+    pub fn answer_parts(mut self, make: impl FnOnce() -> T) -> bool {
+        let Some(shared) = self.0.take() else {
+            return false;
+        };
+        let so_far = std::mem::replace(&mut *shared.so_far.lock(), SoFar::Taken);
+        match so_far {
+            SoFar::Taken => false,
+            SoFar::None | SoFar::Some(_) => shared.answer_or_back(make()),
+        }
+    }
+
     /// Returns the handle by which a tier reports that it still receives answers.
     #[must_use]
     pub fn progress(&self) -> Progress {
@@ -125,15 +154,38 @@ impl<T: Send + 'static> Reply<T> {
     ) -> Parts<P> {
         let parts = Parts(Arc::new(Mutex::new((0..count).map(|_| None).collect())));
         if let Some(shared) = &self.0 {
-            let so_far = parts.clone();
+            let (so_far, waited) = (parts.clone(), shared.waited.load(Ordering::Relaxed));
             let so_far = move || {
                 let found = so_far.take();
                 let has_some = found.iter().any(Option::is_some);
-                has_some.then(|| told(found))
+                (has_some || waited).then(|| told(found))
             };
-            *shared.so_far.lock() = Some(Box::new(so_far));
+            shared.so_far.lock().set(so_far);
         }
         parts
+    }
+
+    /// The call waits for a resource of this process. If it still does at its limit, `refusal` is
+    /// the answer: the tier is not silent.
+    pub fn waits(&self, refusal: impl FnOnce() -> T + Send + 'static) {
+        if let Some(shared) = &self.0 {
+            shared.waited.store(true, Ordering::Relaxed);
+            shared.so_far.lock().set(|| Some(refusal()));
+        }
+    }
+
+    /// The call has what it waited for. Its limit starts again, but for that of a lookup.
+    pub fn begins(&self) {
+        if let Some(shared) = &self.0 {
+            let mut so_far = shared.so_far.lock();
+            let refusal = match &*so_far {
+                SoFar::Some(_) => std::mem::replace(&mut *so_far, SoFar::None),
+                SoFar::None | SoFar::Taken => SoFar::None,
+            };
+            drop(so_far);
+            drop(refusal);
+            shared.hear(clock::now());
+        }
     }
 }
 
@@ -281,8 +333,14 @@ pub(super) trait Expires: Send + Sync {
 
 impl<T: Send> Expires for Shared<T> {
     fn expire(&self) {
-        let so_far = self.so_far.lock().take();
-        match so_far.and_then(|so_far| so_far()) {
+        let so_far = std::mem::replace(&mut *self.so_far.lock(), SoFar::Taken);
+        let found = match so_far {
+            // The thread that has taken it answers.
+            SoFar::Taken => return,
+            SoFar::None => None,
+            SoFar::Some(so_far) => so_far(),
+        };
+        match found {
             Some(found) => {
                 self.answer_or_back(found);
             }
@@ -297,7 +355,7 @@ impl<T: Send> Expires for Shared<T> {
     }
 
     fn goes_on(&self, limit: Duration) -> Option<Instant> {
-        if self.so_far.lock().is_some() {
+        if !matches!(*self.so_far.lock(), SoFar::None) {
             // Its parts are the answer.
             return None;
         }
@@ -398,5 +456,35 @@ mod tests {
         let parts = reply.in_parts(3, told);
         assert_eq!(pending.wait(Duration::ZERO), None, "nothing was found");
         drop((parts, reply));
+    }
+
+    #[test]
+    fn the_limit_and_the_last_part_make_one_answer() {
+        // The limit has taken the parts, and still makes the answer of them.
+        let (going_on, goes_on) = mpsc::channel::<()>();
+        let (begun, begins) = mpsc::channel();
+        let (reply, pending) = ask();
+        let parts = reply.in_parts(1, move |found: Vec<Option<u32>>| {
+            begun.send(()).unwrap();
+            goes_on.recv().unwrap();
+            found
+        });
+        parts.note(0, 7);
+        let waiting = std::thread::spawn(move || pending.wait(Duration::ZERO));
+        begins.recv().unwrap();
+        assert!(!reply.answer_parts(|| parts.take()));
+        going_on.send(()).unwrap();
+        assert_eq!(waiting.join().unwrap(), Some(vec![Some(7)]));
+
+        // The last part has come, and the limit passes while the answer is made.
+        let (reply, pending) = ask();
+        let parts = reply.in_parts(1, |found: Vec<Option<u32>>| found);
+        parts.note(0, 8);
+        let question = pending.question();
+        assert!(reply.answer_parts(|| {
+            question.expire();
+            parts.take()
+        }));
+        assert_eq!(pending.wait(LONG), Some(vec![Some(8)]));
     }
 }

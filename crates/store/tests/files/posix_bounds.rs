@@ -3,10 +3,12 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::common::{PATIENCE, eventually, namespace, put};
+use crate::common::{self, PATIENCE, eventually, get, has, namespace, put};
 use crate::folder::{look, open_with};
+use kvdepot_store::Outcome;
 use kvdepot_testkit::child::{self, Child};
 use kvdepot_testkit::{Rng, rounds};
+use rustix::process::{Resource, getrlimit, setrlimit};
 use serde_json::json;
 
 const CAPACITY: u64 = 32 << 20;
@@ -100,4 +102,50 @@ fn four_processes_at_full_speed_keep_a_directory_within_its_capacity_and_use_it(
     let ns = namespace(&depot);
     eventually("room", || put(&ns, &[1], 70_001) == [true]);
     depot.close();
+}
+
+#[test]
+fn calls_wait_for_open_files_and_no_block_is_missed() {
+    const TEST: &str = "posix_bounds::calls_wait_for_open_files_and_no_block_is_missed";
+    const LEN: usize = 1000;
+    if child::role().is_some() {
+        let mut limit = getrlimit(Resource::Nofile);
+        limit.current = Some(1024);
+        setrlimit(Resource::Nofile, limit).unwrap();
+        let at = child::value("at");
+        let limits = json!({"timeout": "60s", "lookup_timeout": "60s"});
+        let depot = open_with("Posix", Path::new(&at), limits);
+        let ns = namespace(&depot);
+        // Half of the descriptors are for open files; a call of more blocks has them by steps.
+        let all: Vec<u64> = (0..3000).collect();
+        let stored = put(&ns, &all, LEN);
+        assert_eq!(stored.iter().filter(|ok| **ok).count(), all.len());
+        // Small calls beside a large one wait for their turn.
+        std::thread::scope(|scope| {
+            let large = scope.spawn(|| get(&ns, &all, LEN));
+            while !large.is_finished() {
+                assert!(has(&ns, &[7], LEN));
+            }
+            let missed = large.join().unwrap();
+            assert!(missed.iter().all(|outcome| *outcome == Outcome::Done));
+        });
+        // Pins that last are misses for others in the end, and the tier is not left alone.
+        let pins = common::pin_all(&ns, 0..512);
+        let waiting = std::thread::spawn({
+            let ns = ns.clone();
+            move || has(&ns, &[7], LEN)
+        });
+        eventually("the wait", || depot.stats().tiers[0].pinned_blocks == 512);
+        ns.unpin(&pins, false);
+        assert!(waiting.join().unwrap());
+        assert_eq!(depot.stats().tiers[0].unanswered, 0);
+        depot.close();
+        child::say("done");
+        child::sleep_until_killed();
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let at = [("at", dir.path().to_str().unwrap())];
+    let mut one = Child::start(TEST, "1", &at);
+    one.expect("done");
+    one.kill();
 }

@@ -2,7 +2,7 @@
 //! grows with what others have written.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::bucket::{LEN, Server, Trouble};
 use crate::common::{eventually, key, keys, namespace, put};
@@ -93,6 +93,25 @@ fn a_time_out_bounds_silence_and_not_how_many_requests_a_question_takes() {
         found.is_ok_and(|found| found.len() == MANY)
     });
     assert!(all_found);
+}
+
+#[test]
+fn requests_that_time_out_keep_no_call_going() {
+    let server = Server::start();
+    let settings = json!({"timeout": "2s", "lookup_timeout": "60s", "requests": 16});
+    let depot = server.open_with("S3", &settings);
+    let ns = namespace(&depot);
+    let all: Vec<u64> = (0..400).collect();
+    assert!(put(&ns, &all, 100).iter().all(|ok| *ok));
+    // Requests that are answered one after the other spread the time-outs of those that are not.
+    let slow = Trouble::Slow(Duration::from_millis(100));
+    server.trouble(None, "/blocks/", 40, slow);
+    server.trouble(None, "/blocks/", usize::MAX, Trouble::Silence);
+    let begun = Instant::now();
+    assert!(ns.remove(&keys(all)).is_err());
+    // Eight at a time, each for 2 s, would take 90 s.
+    assert!(begun.elapsed() < Duration::from_secs(30));
+    depot.close();
 }
 
 #[test]

@@ -106,6 +106,18 @@ fn refused(field: &'static str, value: String, allowed: &str) -> Error {
     }
 }
 
+/// Returns an error if something is at the path that this user cannot read.
+fn refuse_unreadable(path: &Path) -> Result<(), Error> {
+    let read = match path.metadata() {
+        Ok(about) if about.is_file() => std::fs::File::open(path).map(drop),
+        about => about.map(drop),
+    };
+    match read {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io(path)(error)),
+        _ => Ok(()),
+    }
+}
+
 /// The files that are meant: one, those of a directory, or of these the one that digits name.
 fn chosen(
     mover: &Arc<FileMover>,
@@ -118,6 +130,7 @@ fn chosen(
     }
     if !path.is_dir() {
         if !is_session_file(path) {
+            refuse_unreadable(path)?;
             let there = if path.exists() {
                 ""
             } else {

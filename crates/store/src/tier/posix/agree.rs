@@ -13,6 +13,7 @@ use kvdepot_arena::{Error, size};
 use kvdepot_host::dir::{Access, Before, Dir};
 
 use super::folder::Folder;
+use super::options::FAN_OUT;
 
 /// The file's name.
 const NAME: &str = "settings";
@@ -73,10 +74,16 @@ impl Settings {
 const SHARE: u64 = 80;
 
 /// Compares what this process names with what the others do; the capacity that it goes by, which is
-/// theirs where it names none.
-pub(super) fn agree(folder: &Folder, capacity: Option<u64>) -> Result<u64, Error> {
+/// theirs where it names none. Sets the folder's `fan_out`.
+pub(super) fn agree(
+    folder: &Folder,
+    capacity: Option<u64>,
+    fan_out: Option<u32>,
+) -> Result<u64, Error> {
     let (dir, path) = (folder.dir(), folder.path.display());
     let mut theirs = Settings::read(&dir)?;
+    let fan_out = fan_out.or_else(|| theirs.map(|theirs| theirs.fan_out));
+    folder.has_folders(fan_out.unwrap_or(FAN_OUT));
     let named = capacity.or_else(|| theirs.map(|theirs| theirs.capacity));
     let mine = Settings {
         capacity: match named {

@@ -20,6 +20,7 @@ use super::losses::{Losses, Why};
 use super::name::{identity_of, room_of};
 use super::open::Open;
 use super::pinned::Pinned;
+use super::slots::Permits;
 use super::usage::Usage;
 use crate::tier::contract::{NamespacePage, NamespaceUsage};
 use crate::tier::filter::Filter;
@@ -72,9 +73,9 @@ impl Common {
     }
 
     /// Opens a block's file and pins it.
-    pub(super) fn find(&self, name: &Identity) -> Option<Pinned> {
+    pub(super) fn find(&self, name: &Identity, slot: Permits) -> Option<Pinned> {
         let (_, turn) = self.filter.of(std::iter::empty());
-        let found = self.open.adopt(name);
+        let found = self.open.adopt(name, slot);
         let place = found.unwrap_or_else(|error| {
             tracing::debug!(%error, key = %name.key, "a block's file cannot be read");
             None
@@ -90,7 +91,11 @@ impl Common {
         &self,
         namespace: NamespaceId,
         wanted: &Wanted,
+        slot: Option<Permits>,
     ) -> Result<Reserved, Refused> {
+        let Some(mut slot) = slot else {
+            return Err(self.no_slot(wanted));
+        };
         let name = Identity {
             namespace,
             key: wanted.key,
@@ -135,13 +140,13 @@ impl Common {
             }
             Err(error) => return Err(self.refuse(&error)),
         }
-        let mut made = making.create(wanted, epoch);
+        let mut made = making.create(wanted, epoch, &mut slot);
         if let Err(error) = &made
             && is_full(error)
         {
             // The file system is, before the directory has its capacity.
             self.collector.make_space(bytes, FOR_ROOM);
-            made = making.create(wanted, epoch);
+            made = making.create(wanted, epoch, &mut slot);
         }
         self.usage.settle(bytes);
         if self.usage.is_nearly_full() {
@@ -156,6 +161,12 @@ impl Common {
     /// A block takes no more than a part of the capacity, so that what goes for one is bounded.
     pub(super) fn block_max(&self) -> u64 {
         (self.usage.capacity() / 8).min(PART_LEN_MAX)
+    }
+
+    /// All files that the tier may open are in use.
+    pub(super) fn no_slot(&self, wanted: &Wanted) -> Refused {
+        let most = self.open.slots.most() as u64;
+        self.full(wanted, Cause::Files { most })
     }
 
     pub(super) fn full(&self, wanted: &Wanted, cause: Cause) -> Refused {

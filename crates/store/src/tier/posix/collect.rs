@@ -270,7 +270,11 @@ impl Work {
         let again = self.folder.open_again().and_then(|again| {
             if again {
                 self.usage.open_again(&self.folder.dir())?;
-                agree(&self.folder, Some(self.usage.capacity()))?;
+                agree(
+                    &self.folder,
+                    Some(self.usage.capacity()),
+                    Some(self.folder.folders()),
+                )?;
             }
             Ok(again)
         });

@@ -36,7 +36,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use at::{At, make};
 
 use super::name::{self, BLOCKS, LEN_MAX, file_of, folder_name, room_of};
-use super::options::Options;
+use super::options::{FAN_OUT, Options};
 
 /// Where blocks lie that are written.
 const NEW: &str = "new";
@@ -57,7 +57,8 @@ pub(super) struct Folder {
     pub(super) path: PathBuf,
     /// Of the configuration.
     pub(super) section: &'static str,
-    fan_out: u32,
+    /// Set once all who share it agree.
+    fan_out: OnceLock<u32>,
     /// Names are made durable.
     lasts: bool,
     is_far: bool,
@@ -82,11 +83,12 @@ impl Folder {
         let pid = std::process::id();
         let chosen = RandomState::new().hash_one(pid);
         let mine = format!("{:08x}-{pid}-{chosen:016x}", boot());
+        let at = At::open(path, &mine, (lasts, is_far), None)?;
         Ok(Folder {
-            at: ArcSwap::from_pointee(At::open(path, &mine, (lasts, is_far), None)?),
+            at: ArcSwap::from_pointee(at),
             path: path.clone(),
             section: options.section,
-            fan_out: options.fan_out,
+            fan_out: OnceLock::new(),
             lasts,
             is_far,
             mine,
@@ -95,6 +97,11 @@ impl Folder {
             again: Mutex::default(),
             durable: Mutex::default(),
         })
+    }
+
+    /// Its blocks are spread over so many folders.
+    pub(super) fn has_folders(&self, fan_out: u32) {
+        let _set_before = self.fan_out.set(fan_out);
     }
 
     /// All of it, as other processes have it.
@@ -235,7 +242,7 @@ impl Folder {
     }
 
     fn number_of(&self, identity: &Identity) -> u32 {
-        name::spread(identity) % self.fan_out
+        name::spread(identity) % self.folders()
     }
 
     /// Whether something has a block's name; what it is shows when it is opened.
@@ -343,7 +350,7 @@ impl Folder {
     }
 
     pub(super) fn folders(&self) -> u32 {
-        self.fan_out
+        *self.fan_out.get_or_init(|| FAN_OUT)
     }
 
     /// Says that this process is there still; the time by the file system's clock.

@@ -10,7 +10,8 @@
 //! `folder` says what lies where, `agree` what all have to name alike, `usage` counts for all,
 //! `collect` makes room, `filter` knows what was looked at lately, `losses` what has gone,
 //! `described` what namespaces are, `pinned` holds what is pinned until somebody is told, `desk`
-//! has the threads that wait for the file system, and `blocks` what they do there.
+//! has the threads that wait for the file system, `slots` bounds the files that are open, and
+//! `blocks` what they do there.
 
 mod agree;
 mod blocks;
@@ -24,6 +25,7 @@ mod open;
 mod options;
 mod pinned;
 mod reach;
+mod slots;
 mod usage;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,6 +37,7 @@ use kvdepot_arena::{
     clock, size,
 };
 use kvdepot_media::{Checksum, is_simulated};
+use parking_lot::Mutex;
 
 use super::contract::{Ends, NamespacePage, Page, Terms, Tier};
 use super::file::BlockFile;
@@ -94,7 +97,7 @@ pub(super) fn kind_of_3fs() -> TierKind {
 /// The tier.
 struct Posix {
     /// What is looked for and read does not wait for what is written.
-    reads: Desk,
+    reads: Arc<Desk>,
     writes: Arc<Desk>,
     common: Arc<Common>,
 }
@@ -110,7 +113,7 @@ impl Posix {
     }
 
     fn of(folder: &Arc<Folder>, options: &Options, terms: Terms) -> Result<Posix, Error> {
-        let capacity = agree::agree(folder, options.capacity)?;
+        let capacity = agree::agree(folder, options.capacity, options.fan_out)?;
         let usage = Arc::new(Usage::open(&folder.dir(), capacity)?);
         let filter = Arc::new(Filter::default());
         let losses = Arc::new(Losses::new(&filter));
@@ -119,7 +122,7 @@ impl Posix {
         let number = terms.number;
         let open = Open::new(terms, (folder, &usage, &losses), &writes, options)?;
         Ok(Posix {
-            reads: Desk::new("read", THREADS)?,
+            reads: Arc::new(Desk::new("read", THREADS)?),
             writes,
             common: Arc::new(Common {
                 name: options.name,
@@ -136,25 +139,9 @@ impl Posix {
             }),
         })
     }
-
-    /// Does `work` for each item by the threads, and answers with what comes of it.
-    fn answer<I: Send + 'static, T: Send + 'static>(
-        &self,
-        desk: &Desk,
-        (items, grain): (Vec<I>, usize),
-        reply: Reply<Vec<T>>,
-        work: impl Fn(&Common, I) -> T + Send + Sync + 'static,
-    ) {
-        let common = Arc::clone(&self.common);
-        let work = noting(reply.progress(), move |item| work(&common, item));
-        let done = |answers| {
-            reply.answer(answers);
-        };
-        each(desk, (items, grain), work, done);
-    }
 }
 
-/// Does the same, and says each time that there is progress.
+/// Does `work`, and reports each time that there is progress.
 fn noting<I, T>(progress: Progress, work: impl Fn(I) -> T) -> impl Fn(I) -> T {
     move |item| {
         let came = work(item);
@@ -201,25 +188,34 @@ impl Tier for Posix {
             }
         };
         each(&self.reads, (asked, LOOKS), look, move |_: Vec<()>| {
-            reply.answer(told(parts.take()));
+            reply.answer_parts(|| told(parts.take()));
         });
     }
 
     fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
         let names = identities(namespace, keys);
-        let common = Arc::clone(&self.common);
-        let told = |found: Vec<Option<Option<Pinned>>>| {
-            let found = found.into_iter().map(Option::flatten);
-            found.map(|one| one.and_then(Pinned::hand_out)).collect()
-        };
-        let parts = reply.in_parts(names.len(), told);
-        let find = {
-            let parts = parts.clone();
-            move |(at, name)| parts.note(at, common.find(&name))
-        };
-        let names = names.into_iter().enumerate().collect();
-        each(&self.reads, (names, OPENS), find, move |_: Vec<()>| {
-            reply.answer(told(parts.take()));
+        let (common, reads) = (Arc::clone(&self.common), Arc::clone(&self.reads));
+        let count = names.len();
+        let refusal = move || vec![None; count];
+        let slots = &self.common.open.slots;
+        slots.acquire(count, reply, refusal, move |reply, permits| {
+            let told = |found: Vec<Option<Option<Pinned>>>| {
+                let found = found.into_iter().map(Option::flatten);
+                found.map(|one| one.and_then(Pinned::hand_out)).collect()
+            };
+            let parts = reply.in_parts(count, told);
+            let permits = Mutex::new(permits);
+            let find = {
+                let parts = parts.clone();
+                move |(at, name)| {
+                    let slot = permits.lock().take();
+                    parts.note(at, slot.and_then(|slot| common.find(&name, slot)));
+                }
+            };
+            let names = names.into_iter().enumerate().collect();
+            each(&reads, (names, OPENS), find, move |_: Vec<()>| {
+                reply.answer_parts(|| told(parts.take()));
+            });
         });
     }
 
@@ -248,12 +244,35 @@ impl Tier for Posix {
         blocks: &[Wanted],
         reply: Reply<Vec<Result<Reserved, Refused>>>,
     ) {
-        self.answer(
-            &self.writes,
-            (blocks.to_vec(), MAKES),
-            reply,
-            move |common, wanted| common.make(namespace, &wanted),
-        );
+        let blocks = blocks.to_vec();
+        let (common, writes) = (Arc::clone(&self.common), Arc::clone(&self.writes));
+        let refusal = {
+            let (common, blocks) = (Arc::clone(&common), blocks.clone());
+            move || {
+                let refused = blocks.iter().map(|wanted| Err(common.no_slot(wanted)));
+                refused.collect()
+            }
+        };
+        let slots = &self.common.open.slots;
+        slots.acquire(blocks.len(), reply, refusal, move |reply, permits| {
+            let permits = Mutex::new(permits);
+            let make = move |wanted: Wanted| {
+                let slot = permits.lock().take();
+                common.make(namespace, &wanted, slot)
+            };
+            let question = reply.progress();
+            let make = move |wanted| {
+                let made = make(wanted);
+                // A refusal after a wait for space is no progress.
+                if !matches!(made, Err(Refused::Full(_))) {
+                    question.made();
+                }
+                made
+            };
+            each(&writes, (blocks, MAKES), make, move |answers| {
+                reply.answer(answers);
+            });
+        });
     }
 
     fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>) {
@@ -310,7 +329,7 @@ impl Tier for Posix {
         self.writes.run(move || {
             let (mut page, progress) = (Vec::new(), reply.progress());
             let mut next = from as u32;
-            while next < common.folder.folders() && page.len() < limit {
+            while next < common.folder.folders() && page.len() < limit && progress.is_wanted() {
                 let Ok(names) = common.names(next, namespace) else {
                     return;
                 };

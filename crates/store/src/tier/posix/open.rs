@@ -25,6 +25,7 @@ use super::losses::{Losses, Why};
 use super::name::room_of;
 use super::options::Options;
 use super::reach::{files_max, reach, syncs};
+use super::slots::{Permits, Slots};
 use super::usage::{Unnamed, Usage};
 use crate::keyring::Keyring;
 use crate::tier::{BlockFile, Directory, Ends, Outside, Proof, Terms};
@@ -50,8 +51,8 @@ pub(super) struct Open {
     far: bool,
     /// What blocks are authenticated with.
     keys: Option<Arc<Keyring>>,
-    /// Most files that are open at a time, so that the process has some for other things.
-    files_max: usize,
+    /// For the files that are open, so that the process has descriptors for other things.
+    pub(super) slots: Arc<Slots>,
     /// Has threads for what the file system may take its time for.
     desk: Arc<Desk>,
     next: AtomicU64,
@@ -69,6 +70,8 @@ struct State {
 
 struct Opened {
     file: Arc<BlockFile>,
+    /// Dropped after the file is closed.
+    _slot: Permits,
     /// In the directory; one that is new may have none.
     name: Option<String>,
     unnamed: Option<Unnamed>,
@@ -108,7 +111,7 @@ impl Open {
             syncs: syncs(far, options, manner.is_direct()),
             far,
             keys: terms.keys,
-            files_max: files_max(&options.reach),
+            slots: Slots::new(files_max(&options.reach)),
             desk: Arc::clone(desk),
             next: AtomicU64::new(0),
             state: Mutex::default(),
@@ -128,7 +131,7 @@ impl Open {
     }
 
     /// Pins the block in a file, if it is the one of that name, whole, and its user's own.
-    pub(super) fn adopt(&self, name: &Identity) -> Result<Option<Place>, Error> {
+    pub(super) fn adopt(&self, name: &Identity, slot: Permits) -> Result<Option<Place>, Error> {
         if !self.proves(name.namespace) {
             tracing::warn!(namespace = %name.namespace, "a namespace has no key here: a miss");
             return Ok(None);
@@ -158,7 +161,7 @@ impl Open {
             mac,
         }) = note.filter(|note| fits(note.len))
         else {
-            return self.adopt_unseen(name, file, &seen);
+            return self.adopt_unseen(name, (file, slot), &seen);
         };
         self.mark_used(&file, &seen);
         let place = Place {
@@ -168,14 +171,14 @@ impl Open {
             ..Place::of(*name)
         };
         let (named, macs) = (Some(self.folder.name_of(name)), mac.into_iter().collect());
-        Ok(self.hold((named, None, 0), file, (place, macs), None))
+        Ok(self.hold((named, None, 0), (file, slot), (place, macs), None))
     }
 
     /// As [`Open::adopt`], of a file whose header has to be read.
     fn adopt_unseen(
         &self,
         name: &Identity,
-        file: BlockFile,
+        (file, slot): (BlockFile, Permits),
         seen: &Seen,
     ) -> Result<Option<Place>, Error> {
         let mut page = [0; LEN];
@@ -221,7 +224,7 @@ impl Open {
             ..Place::of(*name)
         };
         let named = Some(self.folder.name_of(name));
-        Ok(self.hold((named, None, 0), file, (place, macs), None))
+        Ok(self.hold((named, None, 0), (file, slot), (place, macs), None))
     }
 
     /// The time of its last use is moved at most once an hour, as far as that is possible.
@@ -248,7 +251,7 @@ impl Open {
     fn hold(
         &self,
         (name, unnamed, epoch): (Option<String>, Option<Unnamed>, u64),
-        file: BlockFile,
+        (file, slot): (BlockFile, Permits),
         (mut place, macs): (Place, Vec<Mac>),
         new: Option<bool>,
     ) -> Option<Place> {
@@ -260,6 +263,7 @@ impl Open {
         };
         let opened = Opened {
             file: Arc::new(file),
+            _slot: slot,
             name,
             unnamed,
             epoch,
@@ -272,7 +276,8 @@ impl Open {
             removed: false,
         };
         let mut state = self.state.lock();
-        if state.closed || state.files.len() >= self.files_max {
+        if state.closed {
+            drop(state);
             return None;
         }
         state.files.insert(sequence, opened);
@@ -446,6 +451,7 @@ impl Open {
 
     /// Nothing is pinned or written any more.
     pub(super) fn close(&self) {
+        self.slots.close();
         let left = {
             let mut state = self.state.lock();
             state.closed = true;

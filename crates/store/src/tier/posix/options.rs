@@ -99,15 +99,16 @@ const fn fan_out_of(section: &'static str) -> OptionSpec {
         section,
         "fan_out",
         Kind::Count,
-        "256",
-        "Folders that the files are spread over, at most 4096: for millions of files, more.",
+        "that of the directory, or 256",
+        "Folders that the files are spread over, at most 4096: for millions of files, more. A \
+         directory that exists keeps its number.",
     )
 }
 
 /// Fewest bytes of a directory: some blocks, and the grants of a few processes.
 const CAPACITY_MIN: u64 = 1 << 20;
 
-const FAN_OUT: u64 = 256;
+pub(super) const FAN_OUT: u32 = 256;
 const FAN_OUT_MAX: u64 = 4096;
 
 /// 3FS's library.
@@ -159,7 +160,8 @@ pub(super) struct Options {
     /// It is on another host's medium, whatever its file system looks like.
     pub(super) is_far: bool,
     pub(super) durability: Durability,
-    pub(super) fan_out: u32,
+    /// `None`: that of the directory, or the default for a new one.
+    pub(super) fan_out: Option<u32>,
 }
 
 impl Options {
@@ -207,8 +209,8 @@ impl Options {
             let (given, allowed) = (size::show(given), "at least 1MiB");
             return Err(Error::config(field("capacity"), given, allowed));
         }
-        let fan_out = section.number("fan_out").unwrap_or(FAN_OUT);
-        if fan_out > FAN_OUT_MAX {
+        let fan_out = section.number("fan_out");
+        if let Some(fan_out) = fan_out.filter(|fan_out| *fan_out > FAN_OUT_MAX) {
             let allowed = format!("at most {FAN_OUT_MAX}");
             return Err(Error::config(field("fan_out"), fan_out, allowed));
         }
@@ -223,7 +225,7 @@ impl Options {
                 Some("power") => Durability::Power,
                 _ => Durability::Process,
             },
-            fan_out: fan_out as u32,
+            fan_out: fan_out.map(|fan_out| fan_out as u32),
         })
     }
 }

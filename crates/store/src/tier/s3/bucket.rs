@@ -24,6 +24,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::credentials::FromFile;
 use super::options::{Options, check_endpoint};
 use super::voice::Voice;
+use crate::tier::late::Progress;
 
 /// The first pause, and the longest.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
@@ -155,6 +156,28 @@ pub(super) struct Turn<'a> {
     _permit: Option<SemaphorePermit<'a>>,
 }
 
+tokio::task_local! {
+    /// The question that the requests of a task are made for.
+    static QUESTION: Progress;
+}
+
+/// Runs `work`, whose requests are made for a question: each answer of the store is progress.
+pub(super) fn serving<F: Future>(question: Progress, work: F) -> impl Future<Output = F::Output> {
+    QUESTION.scope(question, work)
+}
+
+/// The store has answered a request. A request that timed out, or is to be made again, is no
+/// progress.
+fn answered() {
+    // Work in the background serves no question.
+    let _noted = QUESTION.try_with(Progress::made);
+}
+
+/// Returns true unless the question of this task is over.
+pub(super) fn is_wanted() -> bool {
+    QUESTION.try_with(Progress::is_wanted).unwrap_or(true)
+}
+
 impl Turn<'_> {
     /// What comes of a request, within the time; `None` where it is to be made again.
     pub(super) async fn once<T>(
@@ -163,12 +186,18 @@ impl Turn<'_> {
     ) -> Option<Result<T, Fault>> {
         self.bucket.earn();
         let answer = timeout_at(self.deadline, request).await;
-        let fault = match answer.unwrap_or(Err(Fault::Late)) {
-            Ok(answer) => {
+        let fault = match answer {
+            Ok(Ok(answer)) => {
                 self.bucket.voice.answered();
+                answered();
                 return Some(Ok(answer));
             }
-            Err(fault) => fault,
+            Ok(Err(fault)) if fault.passes() => fault,
+            Ok(Err(fault)) => {
+                answered();
+                fault
+            }
+            Err(_late) => Fault::Late,
         };
         let left = self.deadline.saturating_duration_since(Instant::now());
         if !fault.passes() || left < self.pause || !self.bucket.spend() {
@@ -364,16 +393,11 @@ impl Bucket {
         }
     }
 
-    /// All of a folder, page by page. `each` is called with each page.
-    pub(super) async fn list_all(
-        &self,
-        folder: &str,
-        each: impl Fn() + Send,
-    ) -> Result<Vec<ObjectMeta>, Fault> {
+    /// All of a folder, page by page.
+    pub(super) async fn list_all(&self, folder: &str) -> Result<Vec<ObjectMeta>, Fault> {
         let (mut all, mut token) = (Vec::new(), None);
         loop {
             let (page, next) = self.page(folder, token.as_deref(), MANY).await?;
-            each();
             all.extend(page);
             match next {
                 Some(next) => token = Some(next),
@@ -388,12 +412,8 @@ impl Bucket {
         self.ask_for(Way::Write, delete).await.map(drop)
     }
 
-    /// Removes many objects; what those that went were worth. `each` is called with each answer.
-    pub(super) async fn remove_all<T: Copy>(
-        &self,
-        paths: Vec<(Path, T)>,
-        each: impl Fn() + Send,
-    ) -> Vec<T> {
+    /// Removes many objects; what those that went were worth.
+    pub(super) async fn remove_all<T: Copy>(&self, paths: Vec<(Path, T)>) -> Vec<T> {
         let mut gone = Vec::new();
         for some in paths.chunks(MANY) {
             let names: Vec<_> = some.iter().map(|(path, _)| Ok(path.clone())).collect();
@@ -401,9 +421,11 @@ impl Bucket {
             let mut answers = self.store.delete_stream(stream::iter(names).boxed());
             let worth: HashMap<&Path, T> = some.iter().map(|(path, of)| (path, *of)).collect();
             while let Some(answer) = answers.next().await {
-                each();
                 match answer {
-                    Ok(path) => gone.extend(worth.get(&path)),
+                    Ok(path) => {
+                        answered();
+                        gone.extend(worth.get(&path));
+                    }
                     Err(error) => {
                         let fault = self.note(&error);
                         self.count(fault);

@@ -198,7 +198,7 @@ impl Collector {
             let name = path.filename().and_then(identity_of);
             gone.push((path, (name, old.bytes)));
         }
-        let removed = self.bucket.remove_all(gone, || ()).await;
+        let removed = self.bucket.remove_all(gone).await;
         let bytes: u64 = removed.iter().map(|(_, bytes)| bytes).sum();
         for (name, bytes) in &removed {
             if let Some(name) = name {

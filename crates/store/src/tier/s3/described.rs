@@ -13,10 +13,9 @@ use object_store::{
 };
 use parking_lot::Mutex;
 
-use super::bucket::{Fault, MANY, Way};
+use super::bucket::{Fault, MANY, Way, is_wanted};
 use super::{Common, FOLDERS, LISTED};
 use crate::tier::description::{FOLDER, LEN_MAX, MOST, decode, encode};
-use crate::tier::late::Progress;
 use crate::tier::posix::name::{BLOCKS, identity_of, namespace_of};
 use crate::tier::{NamespacePage, NamespaceUsage};
 
@@ -55,31 +54,29 @@ impl Common {
 
     /// Reads the first [`MOST`] descriptions: anybody with write access may write more. Objects
     /// that have not changed since the last call are not read again.
-    async fn descriptions(&self, progress: &Progress) -> Result<Vec<(NamespaceId, String)>, Fault> {
+    async fn descriptions(&self) -> Result<Vec<(NamespaceId, String)>, Fault> {
         let (mut found, mut looked, mut token) = (HashMap::new(), 0, None);
         loop {
             let most = MANY.min(MOST - looked);
             let (page, next) = self.bucket.page(FOLDER, token.as_deref(), most).await?;
-            progress.made();
             looked += page.len().max(1);
             let small = page.into_iter().take(most);
             let small = small.filter(|meta| meta.size <= LEN_MAX as u64);
-            let small = small.take_while(|_| progress.is_wanted());
-            let each = stream::iter(small).map(async |meta| {
-                let described = self.described_before(&meta);
-                let described = match described {
-                    Some(before) => Some(before),
-                    None => self.description(&meta).await,
-                };
-                progress.made();
-                described
+            let small = small.take_while(|_| is_wanted());
+            let each = stream::iter(small).map(async |meta| match self.described_before(&meta) {
+                Some(before) => Some(before),
+                None => self.description(&meta).await,
             });
             let some: Vec<_> = each.buffer_unordered(self.bucket.at_once()).collect().await;
             found.extend(some.into_iter().flatten());
             match next {
-                Some(next) if looked < MOST && progress.is_wanted() => token = Some(next),
+                Some(next) if looked < MOST && is_wanted() => token = Some(next),
                 _ => break,
             }
+        }
+        if !is_wanted() {
+            // What was read before stays known.
+            return Err(Fault::Late);
         }
         let told = found.iter().map(|(id, (_, text))| (*id, text.clone()));
         let told = told.collect();
@@ -117,19 +114,15 @@ impl Common {
     }
 
     /// What namespaces have in some folders, from one on, and where the next ones begin.
-    pub(super) async fn shares(
-        &self,
-        first: u32,
-        progress: &Progress,
-    ) -> Result<NamespacePage, Fault> {
+    pub(super) async fn shares(&self, first: u32) -> Result<NamespacePage, Fault> {
         let mut found = HashMap::<NamespaceId, NamespaceUsage>::new();
         if first == 0 {
-            for (id, text) in self.descriptions(progress).await? {
+            for (id, text) in self.descriptions().await? {
                 found.insert(id, NamespaceUsage::described(id, Some(text)));
             }
         }
         let next = FOLDERS.min(first.saturating_add(LISTED));
-        for (name, _, len) in self.named(first..next, progress).await? {
+        for (name, _, len) in self.named(first..next).await? {
             let id = name.namespace;
             let usage = found.entry(id);
             let usage = usage.or_insert_with(|| NamespaceUsage::described(id, None));
@@ -141,10 +134,10 @@ impl Common {
     }
 
     /// The blocks in some folders.
-    async fn named(&self, folders: Range<u32>, progress: &Progress) -> Result<Vec<Named>, Fault> {
+    async fn named(&self, folders: Range<u32>) -> Result<Vec<Named>, Fault> {
         let listed = folders.map(|folder| async move {
             let path = format!("{BLOCKS}/{folder:03x}");
-            self.bucket.list_all(&path, || progress.made()).await
+            self.bucket.list_all(&path).await
         });
         let all = try_join_all(listed).await?.into_iter().flatten();
         let named = all.filter_map(|meta| {
@@ -160,9 +153,8 @@ impl Common {
         &self,
         folders: Range<u32>,
         namespace: NamespaceId,
-        progress: &Progress,
     ) -> Result<Vec<Named>, Fault> {
-        let mut named = self.named(folders, progress).await?;
+        let mut named = self.named(folders).await?;
         named.retain(|(name, ..)| name.namespace == namespace);
         Ok(named)
     }

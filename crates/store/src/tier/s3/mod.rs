@@ -45,7 +45,7 @@ use super::identities;
 use super::kinds::TierKind;
 use super::late::{Progress, Reply};
 use super::posix::name::{path_of, spread};
-use bucket::{Bucket, Fault, Way};
+use bucket::{Bucket, Fault, Way, is_wanted, serving};
 use collect::Collector;
 use described::Descriptions;
 use held::{Held, Pinned};
@@ -152,12 +152,22 @@ impl S3 {
         })
     }
 
+    /// Runs `work`, which answers a question, in the background.
+    fn serve<T: Send + 'static, F: Future<Output = ()> + Send + 'static>(
+        &self,
+        reply: Reply<T>,
+        work: impl FnOnce(Reply<T>) -> F,
+    ) {
+        let question = reply.progress();
+        let _detached = self.common.runtime.spawn(serving(question, work(reply)));
+    }
+
     /// Does `work` for each item, some at a time, as long as somebody waits for what comes of it,
     /// and answers with that.
     fn answer<I, T, F>(
         &self,
         items: Vec<I>,
-        progress: Progress,
+        question: Progress,
         work: impl Fn(Arc<Common>, I) -> F + Send + 'static,
         done: impl FnOnce(Vec<T>) + Send + 'static,
     ) where
@@ -169,15 +179,9 @@ impl S3 {
         let _detached = self.common.runtime.spawn(async move {
             let (at_once, count) = (common.bucket.at_once(), items.len());
             let runtime = common.runtime.clone();
-            let wanted = progress.clone();
+            let wanted = question.clone();
             let begin = move |item| {
-                let (work, progress) = (work(Arc::clone(&common), item), progress.clone());
-                let noted = async move {
-                    let came = work.await;
-                    progress.made();
-                    came
-                };
-                runtime.spawn(noted)
+                runtime.spawn(serving(question.clone(), work(Arc::clone(&common), item)))
             };
             let items = items.into_iter().take_while(|_| wanted.is_wanted());
             let each = stream::iter(items).map(begin).buffered(at_once);
@@ -201,14 +205,14 @@ impl S3 {
         F: Future<Output = T> + Send + 'static,
     {
         let parts = reply.in_parts(names.len(), told.clone());
-        let (progress, noted) = (reply.progress(), parts.clone());
+        let (question, noted) = (reply.progress(), parts.clone());
         let each = names.into_iter().enumerate().collect();
         let look = move |common, (at, name)| {
             let (found, noted) = (work(common, name), noted.clone());
             async move { noted.note(at, found.await) }
         };
-        self.answer(each, progress, look, move |_: Vec<()>| {
-            reply.answer(told(parts.take()));
+        self.answer(each, question, look, move |_: Vec<()>| {
+            reply.answer_parts(|| told(parts.take()));
         });
     }
 }
@@ -272,8 +276,8 @@ impl Tier for S3 {
         let discard = |common: Arc<Common>, (name, e_tag): (Identity, Arc<str>)| async move {
             common.remove(&name, Some(&e_tag)).await
         };
-        let progress = reply.progress();
-        self.answer(objects.collect(), progress, discard, count_of(reply));
+        let question = reply.progress();
+        self.answer(objects.collect(), question, discard, count_of(reply));
     }
 
     fn reserve(
@@ -283,8 +287,8 @@ impl Tier for S3 {
         reply: Reply<Vec<Result<Reserved, Refused>>>,
     ) {
         let (common, blocks) = (Arc::clone(&self.common), blocks.to_vec());
-        let _detached = self.common.runtime.spawn(async move {
-            let made = common.reserve(namespace, blocks, &reply.progress()).await;
+        self.serve(reply, async move |reply| {
+            let made = common.reserve(namespace, blocks).await;
             reply.answer(made);
         });
     }
@@ -294,10 +298,10 @@ impl Tier for S3 {
         let publish = move |common: Arc<Common>, (reserved, checksum)| async move {
             common.publish(reserved, checksum, pinned).await
         };
-        let progress = reply.progress();
+        let question = reply.progress();
         self.answer(
             written,
-            progress,
+            question,
             publish,
             |stored: Vec<Option<Option<Pinned>>>| {
                 let told = stored.into_iter().map(|stored| {
@@ -314,15 +318,15 @@ impl Tier for S3 {
         self.common.held.forget_copies(namespace, Some(keys));
         let names = identities(namespace, keys);
         let remove = |common: Arc<Common>, name| async move { common.remove(&name, None).await };
-        let progress = reply.progress();
-        self.answer(names, progress, remove, count_of(reply));
+        let question = reply.progress();
+        self.answer(names, question, remove, count_of(reply));
     }
 
     fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
         self.common.held.forget_copies(namespace, None);
         let common = Arc::clone(&self.common);
-        let _detached = self.common.runtime.spawn(async move {
-            if let Ok(count) = common.clear(namespace, &reply.progress()).await {
+        self.serve(reply, async move |reply| {
+            if let Ok(count) = common.clear(namespace).await {
                 reply.answer(count);
             }
         });
@@ -339,13 +343,12 @@ impl Tier for S3 {
     /// A mark is the number of a folder.
     fn list(&self, namespace: NamespaceId, from: u64, limit: usize, reply: Reply<Page>) {
         let common = Arc::clone(&self.common);
-        let _detached = self.common.runtime.spawn(async move {
+        self.serve(reply, async move |reply| {
             let (mut page, mut next) = (Vec::new(), from);
-            let progress = reply.progress();
-            while next < FOLDERS.into() && page.len() < limit {
+            while next < FOLDERS.into() && page.len() < limit && is_wanted() {
                 let some = next as u32..FOLDERS.min(next as u32 + LISTED);
                 next = some.end.into();
-                let Ok(names) = common.names(some, namespace, &progress).await else {
+                let Ok(names) = common.names(some, namespace).await else {
                     return;
                 };
                 let blocks = names.into_iter().map(|(name, _, len)| (name.key, len));
@@ -357,8 +360,8 @@ impl Tier for S3 {
 
     fn namespaces(&self, from: u64, reply: Reply<NamespacePage>) {
         let common = Arc::clone(&self.common);
-        let _detached = self.common.runtime.spawn(async move {
-            match common.shares(from as u32, &reply.progress()).await {
+        self.serve(reply, async move |reply| {
+            match common.shares(from as u32).await {
                 Ok(page) => {
                     reply.answer(page);
                 }
@@ -561,17 +564,17 @@ impl Common {
         Ok(is_one)
     }
 
-    async fn clear(&self, namespace: NamespaceId, progress: &Progress) -> Result<usize, Fault> {
+    async fn clear(&self, namespace: NamespaceId) -> Result<usize, Fault> {
         let (mut count, mut all) = (0, true);
         for begin in (0..FOLDERS).step_by(LISTED as usize) {
             let some = begin..begin + LISTED;
-            let names = self.names(some, namespace, progress).await?;
+            let names = self.names(some, namespace).await?;
             let paths = names
                 .into_iter()
                 .map(|(name, path, len)| (path, (name, len)));
             let paths: Vec<_> = paths.collect();
             let asked = paths.len();
-            let gone = self.bucket.remove_all(paths, || progress.made()).await;
+            let gone = self.bucket.remove_all(paths).await;
             all &= gone.len() == asked;
             for (name, len) in &gone {
                 self.departures.note(name, *len);

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::{FutureExt, try_join_all};
+use futures_util::future::FutureExt;
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use kvdepot_arena::Identity;
 use kvdepot_arena::format::file_note::FileNote;
 use object_store::multipart::MultipartStore;
@@ -186,7 +187,9 @@ impl Common {
             }
             .boxed()
         });
-        let sent = try_join_all(pieces.collect::<Vec<_>>()).await;
+        // As many as may be sent at a time: the others would wait within their time-out.
+        let sent = stream::iter(pieces).buffered(bucket.at_once());
+        let sent: Result<Vec<_>, Fault> = sent.try_collect().await;
         let sent = match sent {
             Ok(parts) => {
                 let mut turn = bucket.turn(Way::Write, bucket.deadline()).await?;

@@ -413,7 +413,7 @@ impl Usage {
 
     /// Reads what has changed.
     async fn look(&self, others: &mut HashMap<String, (String, Said)>) -> Result<Look, Fault> {
-        let listed = self.bucket.list_all(FOLDER, || ()).await?;
+        let listed = self.bucket.list_all(FOLDER).await?;
         let mut look = Look {
             count: None,
             all: Vec::new(),

@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{FutureExt, join_all};
+use futures_util::stream::{self, StreamExt};
 use kvdepot_arena::clock::unix_seconds;
 use kvdepot_arena::format::file_header::{FileHeader, LEN, SUMS_MAX};
 use kvdepot_arena::format::file_note::FileNote;
@@ -17,7 +18,6 @@ use super::object::{Found, Seen};
 use super::send::Sent;
 use super::usage::Promise;
 use super::{Common, NAME};
-use crate::tier::late::Progress;
 
 /// How long a put waits for room that a collection makes, or for memory.
 const FOR_ROOM: Duration = Duration::from_secs(1);
@@ -38,7 +38,6 @@ impl Common {
         &self,
         namespace: NamespaceId,
         blocks: Vec<Wanted>,
-        progress: &Progress,
     ) -> Vec<Result<Reserved, Refused>> {
         let name = |wanted: &Wanted| Identity {
             namespace,
@@ -46,17 +45,21 @@ impl Common {
         };
         let names: Vec<Identity> = blocks.iter().map(name).collect();
         let deadline = self.bucket.deadline();
-        let looks = names.iter().zip(&blocks).map(async |(name, wanted)| {
-            // Somebody may have removed what was found lately, and a put has to be right.
-            let is_there = matches!(self.known(name), Some(Seen::Block(_)));
-            let seen = match is_there || self.looks_first(LEN + wanted.len as usize) {
-                true => self.look(name, Way::Write).await,
-                false => Ok(Seen::Nothing),
-            };
-            progress.made();
-            seen
+        let looks = (0..blocks.len()).map(|at| {
+            let (name, len) = (&names[at], blocks[at].len);
+            async move {
+                // Somebody may have removed what was found lately, and a put has to be right.
+                let is_there = matches!(self.known(name), Some(Seen::Block(_)));
+                match is_there || self.looks_first(LEN + len as usize) {
+                    true => self.look(name, Way::Write).await,
+                    false => Ok(Seen::Nothing),
+                }
+            }
+            .boxed()
         });
-        let seen = join_all(looks).await;
+        // As many as may be asked at a time: the others would wait within their time-out.
+        let looks = stream::iter(looks.collect::<Vec<_>>()).buffered(self.bucket.at_once());
+        let seen: Vec<_> = looks.collect().await;
         let until = deadline.min(Instant::now() + FOR_ROOM);
         let mut made: Vec<Result<Reserved, Refused>> = Vec::with_capacity(blocks.len());
         let object = |wanted: &Wanted| LEN as u64 + wanted.len;

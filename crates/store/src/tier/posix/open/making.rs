@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use super::Open;
 use crate::tier::posix::name::room_of;
+use crate::tier::posix::slots::Permits;
 
 /// A block that this process has begun to write.
 pub(crate) struct Making {
@@ -29,14 +30,13 @@ impl Making {
     }
 
     /// Makes its file, with its space, which was taken in that epoch of the count.
-    pub(crate) fn create(&mut self, wanted: &Wanted, epoch: u64) -> Result<Reserved, Error> {
+    pub(crate) fn create(
+        &mut self,
+        wanted: &Wanted,
+        epoch: u64,
+        slot: &mut Permits,
+    ) -> Result<Reserved, Error> {
         let open = Arc::clone(&self.open);
-        if open.state.lock().files.len() >= open.files_max {
-            return Err(Error::Io {
-                path: open.folder.path.clone(),
-                source: Errno::MFILE.into(),
-            });
-        }
         let bytes = room_of(LEN as u64 + wanted.len);
         let unnamed = open.usage.unnamed(bytes);
         let direct = open.manner.is_direct();
@@ -55,9 +55,10 @@ impl Making {
                 parts: wanted.parts,
                 ..Place::of(self.name)
             };
+            let slot = slot.take().ok_or(Error::Closed("a slot is used twice"))?;
             let held = open.hold(
                 (name.clone(), unnamed, epoch),
-                file,
+                (file, slot),
                 (place, Vec::new()),
                 Some(wanted.copy),
             );
