@@ -276,7 +276,8 @@ bench-vllm: package $(VENV)/.vllm ## vLLM's own serving benchmark: full compute,
 KVDEPOT_NO_SKIPS ?= 1
 
 .PHONY: test test-rust test-python test-all
-test: check-test test-rust test-python ## All tests with fixed seeds, the end-to-end ones on real vLLM too
+test: check-test ## All tests with fixed seeds, the end-to-end ones on real vLLM too
+	@$(MAKE) --no-print-directory test-rust test-python
 
 # The runner builds all test programs and runs several at the same time. Its last lines are the
 # failed tests and `N passed, N failed, N skipped`; durations are in build/test-rust.json.

@@ -1,7 +1,9 @@
 #!/bin/sh
 # Looks at this machine before anything is downloaded or built: `requirements/check.sh demo` or `test`.
 # Ends with 1 and one sentence that says what to install or free. PYTHON names the interpreter.
+# KVDEPOT_CHECK=0 skips it.
 set -u
+[ "${KVDEPOT_CHECK:-1}" != 0 ] || exit 0
 goal=$1
 python=${PYTHON:-python3}
 
@@ -45,6 +47,8 @@ found=$(cargo --version 2>/dev/null | sed -n 's/^cargo \([0-9.]*\).*/\1/p')
 "$python" -c '' 2>/dev/null || fail "there is no '$python'; on Debian: apt install python3 python3-venv"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
 	fail "$("$python" --version) is too old: install CPython 3.11 or later, and name it by PYTHON=<path>"
+"$python" -c 'import sys; sys.exit(sys.version_info >= (3, 15))' ||
+	fail "vLLM has no wheel for $("$python" --version): name CPython 3.11 to 3.14 by PYTHON=<path>"
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
 	fail "$python has no venv module; on Debian: apt install python3-venv"
 
@@ -54,10 +58,19 @@ free=$(df -Pk . | tail -n 1 | awk '{ print $4 }')
 [ $((free + ${have:-0})) -ge $((disk * 1024 * 1024)) ] ||
 	fail "$disk GiB of disk are needed, $(((free + ${have:-0}) / 1024 / 1024)) GiB are free in $(pwd)"
 available=$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo)
+# A container may have less.
+for file in /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes; do
+	limit=$(cat "$file" 2>/dev/null) || continue
+	[ "$limit" = max ] || [ $((limit / 1024)) -ge "$available" ] || available=$((limit / 1024))
+done
 [ "$available" -ge $((memory * 1024 * 1024)) ] ||
 	fail "$memory GiB of memory are needed, $((available / 1024 / 1024)) GiB are available"
 
 if [ "$goal" = test ]; then
+	for compiler in gcc g++; do
+		command -v $compiler >/dev/null 2>&1 ||
+			fail "the tests of the C library need $compiler; on Debian: apt install g++"
+	done
 	shm=$(df -Pk /dev/shm 2>/dev/null | tail -n 1 | awk '{ print $4 }')
 	[ "${shm:-0}" -ge $((4 * 1024 * 1024)) ] ||
 		fail "4 GiB are needed in /dev/shm, $((${shm:-0} / 1024 / 1024)) GiB are free"

@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 STATE = ROOT / "build/repeat"
 PYTHON = str(ROOT / ".venv/bin/python")
 STEPS = ("test-rust", "test-python")
+# Seconds after which a command is taken for one that hangs.
+LIMIT = 3600
 BUILD = ["cargo", "test", "--quiet", "--workspace", "--exclude", "kvdepot-python", "--no-run"]
 # A file says so whose tests may depend on luck.
 LUCK = re.compile(
@@ -85,7 +87,11 @@ def run(command: list[str], log: Path, **options: Any) -> list[str]:
         options |= {"stdin": subprocess.DEVNULL, "stdout": sink, "stderr": subprocess.STDOUT}
         process = subprocess.Popen(command, start_new_session=True, **options)
         try:
+            process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            return [f"{' '.join(command)} (longer than {LIMIT} s)"]
         except BaseException:
             # With all that it has started.
             for number in (signal.SIGTERM, signal.SIGKILL):
@@ -129,7 +135,7 @@ def rust_tests() -> Iterator[tuple[str, list[str], Path]]:
             continue
         folder = Path(built["manifest_path"]).parent
         listed = subprocess.run(
-            [built["executable"], "--list"], cwd=folder, capture_output=True, text=True
+            [built["executable"], "--list"], cwd=folder, capture_output=True, text=True, check=True
         ).stdout
         for name in re.findall(r"^(\S+): test$", listed, re.MULTILINE):
             yield (
@@ -148,6 +154,8 @@ def python_tests() -> Iterator[tuple[str, float]]:
     )
     log = STATE / "durations.log"
     run([PYTHON, "-m", "pytest", "-vv", "--durations=0", *files], log, cwd=ROOT)
+    if not re.search(r"^=+ .*\d+ passed.* =+$", log.read_text(errors="replace"), re.MULTILINE):
+        sys.exit(f"the Python tests did not run to their end: see {log}")
     seconds: collections.Counter[str] = collections.Counter()
     for took, name in DURATION.findall(log.read_text(errors="replace")):
         seconds[name] += float(took)  # type: ignore[assignment]

@@ -14,7 +14,7 @@ from . import chart, report, smollm, story_report
 from .rounds import BLOCK_TOKENS, Demo, Plan
 from .server import Server, ServerError, double_of_3fs, no_survivors
 from .show import Show
-from .story import DOCUMENT_CHARACTERS, QUESTIONS, Result, Story
+from .story import DOCUMENT_CHARACTERS, QUESTIONS, Result, Story, document
 
 EXAMPLES = Path(__file__).resolve().parent.parent
 DEFAULT_PROMPTS = {8000: 2}
@@ -53,6 +53,8 @@ def _run(arguments: argparse.Namespace, show: Show) -> int:
     figures: dict[str, float | int | bool] = {}
     failures: list[str] = []
     result = told.run() if told else None
+    if told and not arguments.keep:
+        told.servers.pop().stop()
     if result:
         figures |= story_report.figures(result)
         failures += story_report.failures(result)
@@ -71,7 +73,9 @@ def _run(arguments: argparse.Namespace, show: Show) -> int:
     for failure in failures:
         print(f"FAILED: {failure}", file=sys.stderr)
     if told and arguments.keep:
-        _keep(told.servers[0])
+        _keep(told.servers[0], arguments.work)
+    elif arguments.keep:
+        print("--keep: only the server of the story is kept, which was left out", file=sys.stderr)
     return 1 if failures else 0
 
 
@@ -131,14 +135,20 @@ def _print_files(arguments: argparse.Namespace, *, with_chart: bool) -> None:
     )
 
 
-def _keep(server: Server) -> None:
+def _keep(server: Server, work: Path) -> None:
     """Leave a server up until Ctrl-C."""
     server.resume()
-    body = {"model": "demo", "messages": [{"role": "user", "content": QUESTIONS[0].text}]}
+    messages = [
+        {"role": "system", "content": document()},
+        {"role": "user", "content": QUESTIONS[0].text},
+    ]
+    request = work / "question.json"
+    request.write_text(json.dumps({"model": "demo", "messages": messages}, indent=1) + "\n")
     print(
-        f"\nthe server with kvdepot is up until Ctrl-C; ask it:\n"
+        f"\nthe server with kvdepot is up until Ctrl-C; put your question at the end of {request}, "
+        f"behind the document, and ask it:\n"
         f"  curl -s http://127.0.0.1:{server.port}/v1/chat/completions "
-        f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}",
+        f"-H 'Content-Type: application/json' -d @{shlex.quote(str(request))}",
         flush=True,
     )
     signal.pause()

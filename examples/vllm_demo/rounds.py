@@ -82,7 +82,7 @@ class Demo:
         self.say = say
         self.rounds = {n: Round() for n in plan.sizes}
         self._prompts = plan.prompts()
-        self._depot = plan.work / "depot"
+        self._depot = plan.work / "random-depot"
 
     def run(self) -> dict[int, Round]:
         """All rounds, in order."""

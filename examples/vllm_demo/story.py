@@ -122,7 +122,7 @@ class Story:
             self._ready(alone, depot)
         with alone.running():
             tokens = measure.count_tokens(alone, self._messages())
-        show.say(f"the document: {tokens:,} tokens, the end of {', '.join(PAGES)}")
+        show.say(f"the document: {tokens:,} tokens of {', '.join(PAGES)}")
         asked = []
 
         self._title(1, "Neither server has seen the document: both compute it, kvdepot stores it.")

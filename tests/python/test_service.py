@@ -261,7 +261,7 @@ def test_ctrl_c_ends_a_call_at_once(service: Service) -> None:
         assert ns.put(keys(1), [content(1)]).wait(30) == [True]
         service.stop()
         try:
-            late = [ctrl_c(lambda call=call: call(depot, ns)) for call in CALLS]
+            late = [ctrl_c(lambda call=call: call(depot, ns), limit=60) for call in CALLS]
         finally:
             service.go_on()
         # On a busy machine most may be later.

@@ -201,7 +201,7 @@ def test_ctrl_c_ends_a_wait_and_the_save_is_cancelled(
             # By its pace it would take minutes.
             snapshot.wait()
 
-    ctrl_c(saves)
+    ctrl_c(saves, limit=40)
     assert (store.list(), blocks(tmp_path)) == ([], 0)
 
 

@@ -66,13 +66,22 @@ fn some(jobs: Vec<Job>, many: usize, stop: &AtomicBool) -> io::Result<Vec<Outcom
                 Some(status) => {
                     let one = running.swap_remove(at);
                     let after = one.begun.elapsed();
-                    let outcome = Outcome::read(one.job.label, &one.log, after, status, stalls)?;
+                    let label = one.job.label.clone();
+                    let outcome = Outcome::read(label, &one.log, after, status, stalls)?;
                     report::say(&outcome)?;
                     outcomes.push(outcome);
                 }
             }
         }
         std::thread::sleep(LOOK);
+    }
+}
+
+impl Drop for Running {
+    /// No process of its group outlives the runner, or its own program.
+    fn drop(&mut self) {
+        self.kill();
+        let _ended = self.child.wait();
     }
 }
 
