@@ -254,9 +254,9 @@ class Story:
             "kv_role": "kv_both",
             "kv_connector_extra_config": {
                 "pipeline": PIPELINE,
-                # Half of it is the write-back queue, which holds all blocks of the document: the
-                # connector drops what finds the queue full.
                 "cache": {"capacity": "768MiB"},
+                # It holds all blocks of the document: the connector drops what finds it full.
+                "write_back_depth": "512MiB",
                 "posix": {"path": str(self._depot_path), "capacity": "4GiB"},
             },
         }
