@@ -249,8 +249,8 @@ bench-cuda: command package $(VENV)/.vllm ## Blocks to and from a CUDA device, o
 
 .PHONY: bench-session
 bench-session: package $(VENV)/.llama ## llama.cpp's prompts and its server, with what is stored and without
-	PYTHONPATH=bench:tests/llama_cpp $(BIN)/python -m llama_restore $(BENCH_FLAGS)
-	PYTHONPATH=bench:tests/llama_cpp $(BIN)/python -m llama_server $(BENCH_FLAGS)
+	PYTHONPATH=bench:tests/llama_cpp:examples $(BIN)/python -m llama_restore $(BENCH_FLAGS)
+	PYTHONPATH=bench:tests/llama_cpp:examples $(BIN)/python -m llama_server $(BENCH_FLAGS)
 
 .PHONY: bench-lmcache-ttft
 bench-lmcache-ttft: package $(VENV)/.lmcache ## Hits of vLLM through LMCache, beside its own DRAM's

@@ -13,6 +13,7 @@ import ctypes
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -44,10 +45,19 @@ def double_of_3fs() -> str | None:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A free port of 127.0.0.1 that no process gets without asking for it.
+
+    A server binds its port seconds later. Until then the kernel could give a port of its own range
+    to a connection of any process.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    below = range(max(1024, first - 10_000), first)
+    # Several processes choose at the same time.
+    for port in random.SystemRandom().sample(below, len(below)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise ServerError(f"no port from {below.start} to {below.stop} is free")
 
 
 def die_with_parent() -> None:
@@ -245,6 +255,10 @@ class Server:
 
 def stop_all() -> None:
     """End every server that is still there; safe to call twice."""
+    # Who ends this process may not wait for one after the other.
+    for server in _LIVE:
+        server.resume()
+        server._signal(signal.SIGTERM)
     for server in list(_LIVE):
         server.stop()
 

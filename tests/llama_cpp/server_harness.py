@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvdepot.llama_cpp.states import PIECE_TOKENS
+from vllm_demo.server import free_port
 
 START_S = 120
 ANSWER_S = 120
@@ -169,12 +169,6 @@ class Server:
         while self.cache()["waiting_bytes"]:
             assert time.monotonic() < deadline, f"still waiting: {self.cache()}"
             time.sleep(0.01)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 # None of the special tokens is drawn, of which two end an answer, nor bytes that are no text by

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm_demo.server import free_port
 
 from . import mp
 
@@ -44,12 +44,6 @@ def metrics(output: str) -> dict[str, Any]:
     begin = output.index("\n{\n") + 1
     found, _ = json.JSONDecoder().raw_decode(output[begin:])
     return dict(found["metrics"])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize("surface", list(mp.SURFACES))
