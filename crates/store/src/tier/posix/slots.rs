@@ -116,7 +116,8 @@ impl Slots {
             let mut state = self.state.lock();
             let over = state.drop_over();
             let free = state.free;
-            let next = state.waiting.pop_front_if(|next| next.count <= free);
+            let has_all = state.waiting.front().is_some_and(|next| next.count <= free);
+            let next = has_all.then(|| state.waiting.pop_front()).flatten();
             let Some(next) = next else {
                 drop(state);
                 drop(over);
