@@ -1,17 +1,18 @@
-//! Rings of a 3FS whose threads the system refuses for a while: alone in its process, because it
-//! takes its room for stacks.
+//! Rings of a 3FS whose threads the system refuses for a while: alone in its process, because the
+//! refusals are for all of it.
 
 #![expect(
     unsafe_code,
-    reason = "limits its memory, and says where the double's 3FS is"
+    reason = "refuses threads, and says where the double's 3FS is"
 )]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use kvdepot_media::file::{File, Hands, UsrbioConfig};
 use kvdepot_media::{Buffer, Copier, CopierConfig, PartId};
-use std::ffi::CString;
+use std::ffi::{CString, c_int, c_void};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -34,25 +35,43 @@ fn write(copier: &Copier, file: &Arc<File>, byte: u8) -> bool {
     ended.recv().unwrap()
 }
 
-/// The most memory that this process may have mapped, for as long as this runs.
-fn with_room_for(bytes: u64, run: impl FnOnce()) {
-    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: `limit` is writable.
-    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) }, 0);
-    let less = libc::rlimit {
-        rlim_cur: pages * 4096 + bytes,
-        ..limit
-    };
-    // SAFETY: a limit of this process, which is lifted below.
-    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &less) }, 0);
+/// Threads that this process may still start.
+static ALLOWED: AtomicI64 = AtomicI64::new(i64::MAX);
+
+type Create = unsafe extern "C" fn(
+    *mut libc::pthread_t,
+    *const libc::pthread_attr_t,
+    extern "C" fn(*mut c_void) -> *mut c_void,
+    *mut c_void,
+) -> c_int;
+
+/// In the place of the system's: refuses as it does when a process has too many threads.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    start: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+) -> c_int {
+    if ALLOWED.fetch_sub(1, Ordering::SeqCst) <= 0 {
+        ALLOWED.fetch_add(1, Ordering::SeqCst);
+        return libc::EAGAIN;
+    }
+    // SAFETY: the system's function has this type, and the arguments are the caller's.
+    unsafe {
+        let next = libc::dlsym(libc::RTLD_NEXT, c"pthread_create".as_ptr());
+        std::mem::transmute::<*mut c_void, Create>(next)(thread, attributes, start, argument)
+    }
+}
+
+/// Runs it while this process may start so many threads.
+fn with_threads(count: i64, run: impl FnOnce()) {
+    ALLOWED.store(count, Ordering::SeqCst);
     run();
-    // SAFETY: as above.
-    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+    assert!(
+        ALLOWED.swap(i64::MAX, Ordering::SeqCst) < 1,
+        "a thread was asked for"
+    );
 }
 
 /// How often the double was asked for what nobody may ask for.
@@ -64,7 +83,7 @@ fn misused(library: &Path) -> i64 {
         let library = libc::dlopen(library.as_ptr(), libc::RTLD_NOW);
         let function = libc::dlsym(library, c"double_misused".as_ptr());
         assert!(!function.is_null());
-        std::mem::transmute::<*mut libc::c_void, unsafe extern "C" fn() -> i64>(function)()
+        std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> i64>(function)()
     }
 }
 
@@ -98,9 +117,8 @@ fn a_ring_without_a_thread_is_asked_for_nothing() {
             .submit(batch, |_| {})
             .wait(Some(Duration::from_secs(10)))
     );
-    // No stack at all, and then one: a thread's has two MiB.
-    with_room_for(1 << 20, || assert!(!write(&copier, &file, 1)));
-    with_room_for(7 << 19, || {
+    with_threads(0, || assert!(!write(&copier, &file, 1)));
+    with_threads(1, || {
         write(&copier, &file, 2);
     });
     for byte in 3..20 {
