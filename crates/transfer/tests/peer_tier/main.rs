@@ -109,20 +109,25 @@ fn a_block_has_as_many_homes_as_replicas_and_outlives_one_of_them() {
 fn blocks_whose_home_was_away_go_there_when_it_is_back() {
     let cluster = Cluster::new(3);
     let mut depots = cluster.open_all("Peer");
-    depots.pop().unwrap().close();
     let all: Vec<u64> = (0..90).collect();
     let first = namespace(&depots[0]);
+    assert!(put(&first, &all, LEN).iter().all(|ok| *ok));
+    let its = share(&depots[2]).blocks;
+    assert!(its > 12);
+    assert_eq!(first.remove(&keys(&all)).unwrap(), 90);
+    depots.pop().unwrap().close();
     eventually("puts that pass it over", || {
         put(&first, &all, LEN).iter().all(|ok| *ok)
     });
     assert_eq!(depots.iter().map(|one| share(one).blocks).sum::<u64>(), 90);
     depots.push(cluster.open("Peer", 2));
-    eventually("a share of the third", || share(&depots[2]).blocks > 12);
-    eventually("one home of each", || {
-        depots.iter().map(|one| share(one).blocks).sum::<u64>() == 90
+    eventually("the share of the third, and one home of each", || {
+        let shares = depots.iter().map(|one| share(one).blocks);
+        share(&depots[2]).blocks == its && shares.sum::<u64>() == 90
     });
+    // A host that has not met the third again yet does not ask it.
     for depot in &depots {
-        assert!(has(&namespace(depot), &all, LEN));
+        eventually("all of them", || has(&namespace(depot), &all, LEN));
     }
     at_rest(&depots);
     assert_eq!(namespace(&depots[1]).remove(&keys(&all)).unwrap(), 90);
