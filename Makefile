@@ -29,6 +29,7 @@ help: ## List the targets
 	@echo
 	@echo '  DEMO_FLAGS, BENCH_FLAGS   passed on, such as BENCH_FLAGS=--json'
 	@echo '  PYTHON                    the interpreter of .venv; python3 unless given'
+	@echo '  KVDEPOT_CHECK=0           no look at disk, memory and tools before demo and test'
 
 # ---- what the other targets stand on --------------------------------------------------------
 

@@ -68,7 +68,7 @@ pub enum Cause {
     },
     /// All files that the tier may have open are in use.
     Files {
-        /// How many there are.
+        /// Most files that the tier may have open.
         most: u64,
     },
     /// Nothing is written to devices that are about to go, or have failed.

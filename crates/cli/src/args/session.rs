@@ -119,7 +119,7 @@ pub(crate) enum SessionCommand {
     },
     /// Saves a state that an engine, or a script, has written to files.
     ///
-    /// What the depot has of it already is not read. If the command is interrupted, or
+    /// Reads only the parts that the depot does not have yet. If the command is interrupted, or
     /// the file changes while it is read, the command removes what it has stored.
     Save(Saved),
     /// Writes a state to files, for an engine or a script to go on with.

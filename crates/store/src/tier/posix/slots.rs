@@ -203,7 +203,7 @@ mod tests {
         );
         let held = receiver.recv().unwrap();
         let (reply, pending) = ask();
-        slots.acquire(1, reply, || 7, |_, _| panic!("nobody waits"));
+        slots.acquire(1, reply, || 7, |_, _| panic!("the call was refused"));
         assert_eq!(pending.wait(Duration::ZERO), Some(7));
         drop(held);
         assert_eq!(slots.state.lock().free, 2);
