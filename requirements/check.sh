@@ -67,10 +67,6 @@ done
 	fail "$memory GiB of memory are needed, $((available / 1024 / 1024)) GiB are available"
 
 if [ "$goal" = test ]; then
-	for compiler in gcc g++; do
-		command -v $compiler >/dev/null 2>&1 ||
-			fail "the tests of the C library need $compiler; on Debian: apt install g++"
-	done
 	shm=$(df -Pk /dev/shm 2>/dev/null | tail -n 1 | awk '{ print $4 }')
 	[ "${shm:-0}" -ge $((4 * 1024 * 1024)) ] ||
 		fail "4 GiB are needed in /dev/shm, $((${shm:-0} / 1024 / 1024)) GiB are free"
