@@ -226,3 +226,23 @@ fn sessions_that_are_files_need_no_depot() {
     let absent = run(&["ls", "./nowhere"]);
     assert!(absent.stderr.contains("nowhere"), "{}", absent.stderr);
 }
+
+#[test]
+fn a_directory_keeps_its_number_of_folders_and_errors_name_the_path() {
+    let home = Home::new();
+    let (path, _) = file_of_ds4(&home, "a.kv", 300);
+    let path = path.to_str().unwrap();
+    let more = [path, "--weights", "mine", "-o", "posix.fan_out=1024"];
+    assert_eq!(session(&home, "import", &more).status, 0);
+    // The option is not given again, and the hint's command works where it is printed.
+    let refused = home.run(&["stat", "kv"]);
+    let hinted = "kvdepot session ls ./kv lists";
+    assert!(refused.stderr.contains(hinted), "{}", refused.stderr);
+    let listed = home.run(&["session", "ls", "./kv", "--json"]);
+    assert_eq!(rows(&listed).len(), 1, "{}", listed.stderr);
+    // What cannot be read is no mistyped name.
+    let unreadable = home.run(&["session", "ls", &format!("{path}/below")]);
+    assert_eq!(unreadable.status, 2);
+    let says = "Not a directory";
+    assert!(unreadable.stderr.contains(says), "{}", unreadable.stderr);
+}
