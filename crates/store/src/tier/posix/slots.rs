@@ -111,9 +111,10 @@ impl Slots {
     }
 
     fn release(self: &Arc<Slots>, count: usize) {
-        self.state.lock().free += count;
+        let mut released = count;
         loop {
             let mut state = self.state.lock();
+            state.free += std::mem::take(&mut released);
             let over = state.drop_over();
             let free = state.free;
             let has_all = state.waiting.front().is_some_and(|next| next.count <= free);
