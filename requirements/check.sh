@@ -8,7 +8,7 @@ goal=$1
 python=${PYTHON:-python3}
 
 fail() {
-	echo "make $goal cannot run here: $1" >&2
+	echo "make $goal cannot run here: $1 (KVDEPOT_CHECK=0 goes on nevertheless)" >&2
 	exit 1
 }
 
