@@ -208,3 +208,36 @@ fn other_tiers_go_on_and_the_tier_too_once_it_answers() {
         },
     );
 }
+
+#[test]
+fn a_put_waits_for_space_as_long_as_the_tier_may_take() {
+    fuse::over(
+        "posix_hung::a_put_waits_for_space_as_long_as_the_tier_may_take",
+        |mounted| {
+            let settings = json!({
+                "lanes": 2,
+                "posix": {"path": mounted.dir.join("posix"), "capacity": "8MiB", "timeout": "60s"},
+            });
+            let depot = Depot::open(&Config::new("Posix", &settings).unwrap()).unwrap();
+            let ns = namespace(&depot);
+            assert!(
+                put(&ns, &(0..24).collect::<Vec<_>>(), LEN)
+                    .iter()
+                    .all(|it| *it)
+            );
+            // As on a disk with much to do: the collection that frees space takes its time.
+            mounted.hang("unlink");
+            let (answer, answers) = std::sync::mpsc::channel();
+            std::thread::scope(|threads| {
+                threads.spawn(|| answer.send(put(&ns, &(24..40).collect::<Vec<_>>(), LEN)));
+                eventually("a collection", || mounted.hanging() > 0);
+                let early = answers.recv_timeout(Duration::from_secs(3));
+                assert!(early.is_err(), "{early:?}");
+                mounted.calm();
+                let stored = answers.recv().unwrap();
+                assert!(stored.iter().all(|stored| *stored), "{stored:?}");
+            });
+            depot.close();
+        },
+    );
+}

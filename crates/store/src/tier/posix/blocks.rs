@@ -29,9 +29,6 @@ use crate::tier::late::Progress;
 /// Files that are looked at for one page of namespaces: far ones take some milliseconds each.
 const PAGE_LOOKS: usize = 1024;
 
-/// How long a put waits for room that a collection makes.
-const FOR_ROOM: Duration = Duration::from_secs(1);
-
 /// Most collections that it waits for: each looks at all files.
 const COLLECTIONS: usize = 16;
 
@@ -46,6 +43,8 @@ pub(super) struct Common {
     pub(super) filter: Arc<Filter<()>>,
     pub(super) losses: Arc<Losses>,
     pub(super) open: Arc<Open>,
+    /// How long a put waits for space that a collection frees.
+    pub(super) for_space: Duration,
     pub(super) stored: [AtomicU64; 2],
     pub(super) full: AtomicU64,
 }
@@ -145,7 +144,7 @@ impl Common {
             && is_full(error)
         {
             // The file system is, before the directory has its capacity.
-            self.collector.make_space(bytes, FOR_ROOM);
+            self.collector.make_space(bytes, self.for_space);
             made = making.create(wanted, epoch, &mut slot);
         }
         self.usage.settle(bytes);
@@ -180,7 +179,7 @@ impl Common {
 
     /// Takes room that a collection makes. Others take of it too, so that it may need several.
     fn take_when_collected(&self, bytes: u64) -> Result<bool, Error> {
-        let until = clock::now() + FOR_ROOM;
+        let until = clock::now() + self.for_space;
         let mut taken = false;
         for _ in 0..COLLECTIONS {
             let left = until.saturating_duration_since(clock::now());

@@ -119,7 +119,8 @@ impl Posix {
         let losses = Arc::new(Losses::new(&filter));
         let collector = Collector::start(folder, &usage, &losses)?;
         let writes = Arc::new(Desk::new("write", THREADS)?);
-        let number = terms.number;
+        // So that a put is refused, and not silent, where no space is freed in time.
+        let (number, for_space) = (terms.number, terms.timeout / 2);
         let open = Open::new(terms, (folder, &usage, &losses), &writes, options)?;
         Ok(Posix {
             reads: Arc::new(Desk::new("read", THREADS)?),
@@ -134,6 +135,7 @@ impl Posix {
                 filter,
                 losses,
                 open,
+                for_space,
                 stored: Default::default(),
                 full: AtomicU64::new(0),
             }),
