@@ -18,19 +18,34 @@ use serde_json::{Value, json};
 
 pub(crate) const LEN: usize = 70_001;
 
-pub(crate) struct Server(Troubled);
+pub(crate) struct Server {
+    troubled: Troubled,
+    timeout: &'static str,
+}
 
 impl Deref for Server {
     type Target = Troubled;
 
     fn deref(&self) -> &Troubled {
-        &self.0
+        &self.troubled
     }
 }
 
 impl Server {
+    /// Its depots wait longer than any machine stands still.
     pub(crate) fn start() -> Server {
-        Server(Troubled::start(&std::env::temp_dir()))
+        Server {
+            troubled: Troubled::start(&std::env::temp_dir()),
+            timeout: "60s",
+        }
+    }
+
+    /// For tests in which it does not answer.
+    pub(crate) fn start_impatient() -> Server {
+        Server {
+            timeout: "3s",
+            ..Server::start()
+        }
     }
 
     pub(crate) fn settings(&self) -> Value {
@@ -40,8 +55,8 @@ impl Server {
             "allow_http": true,
             "credentials": self.credentials(),
             "capacity": "64MiB",
-            "timeout": "3s",
-            "lookup_timeout": "3s",
+            "timeout": self.timeout,
+            "lookup_timeout": self.timeout,
         })
     }
 
@@ -90,7 +105,7 @@ impl Server {
 
     /// The objects of blocks, as files.
     pub(crate) fn objects(&self) -> Vec<PathBuf> {
-        self.0.objects("kv/test/blocks")
+        self.troubled.objects("kv/test/blocks")
     }
 
     pub(crate) fn is_of(&self, object: &Path, number: u64) -> bool {

@@ -66,7 +66,7 @@ fn reads_that_fail_are_misses_and_counted_by_cause() {
         (Trouble::Rot, 1, "strange"),
     ];
     side_by_side(&cases, |(trouble, count, cause)| {
-        let server = Server::start();
+        let server = Server::start_impatient();
         let settings = json!({"timeout": "1s", "lookup_timeout": "1s"});
         let depot = server.open_with("S3", &settings);
         let ns = namespace(&depot);
@@ -100,7 +100,7 @@ fn what_passes_is_asked_for_again() {
         Trouble::Closed,
         Trouble::Half,
     ] {
-        let server = Server::start();
+        let server = Server::start_impatient();
         let depot = server.open();
         let ns = namespace(&depot);
         server.trouble(Some(Method::PUT), "/blocks/", 2, trouble.clone());
@@ -117,7 +117,7 @@ fn what_passes_is_asked_for_again() {
 
 #[test]
 fn a_storm_is_not_answered_by_more_requests() {
-    let server = Server::start();
+    let server = Server::start_impatient();
     let depot = server.open();
     let ns = namespace(&depot);
     let all: Vec<u64> = (0..100).collect();
@@ -146,7 +146,7 @@ fn writes_that_fail_are_not_acknowledged() {
     ];
     side_by_side(&cases, |trouble| {
         for len in [LEN, 17 << 20] {
-            let server = Server::start();
+            let server = Server::start_impatient();
             let settings = json!({"timeout": "1s", "lookup_timeout": "1s", "capacity": "1GiB"});
             let depot = server.open_with("S3", &settings);
             let ns = namespace(&depot);
@@ -167,7 +167,7 @@ fn writes_that_fail_are_not_acknowledged() {
 
 #[test]
 fn a_block_that_is_removed_on_its_way_is_not_there() {
-    let server = Server::start();
+    let server = Server::start_impatient();
     let depot = server.open();
     let ns = namespace(&depot);
     let slow = Trouble::Slow(Duration::from_secs(1));
@@ -189,7 +189,7 @@ fn a_block_that_is_removed_on_its_way_is_not_there() {
 
 #[test]
 fn an_object_that_is_not_what_its_name_says_is_a_miss_and_goes() {
-    let server = Server::start();
+    let server = Server::start_impatient();
     let depot = server.open();
     let ns = namespace(&depot);
     assert_eq!(put(&ns, &[1, 2], LEN), [true; 2]);
@@ -238,7 +238,7 @@ fn an_object_that_is_not_what_its_name_says_is_a_miss_and_goes() {
 
 #[test]
 fn a_pinned_block_that_is_replaced_is_a_miss() {
-    let server = Server::start();
+    let server = Server::start_impatient();
     let depot = server.open();
     let ns = namespace(&depot);
     assert_eq!(put(&ns, &[1], LEN), [true]);
@@ -258,7 +258,7 @@ fn a_pinned_block_that_is_replaced_is_a_miss() {
 
 #[test]
 fn a_store_that_never_answers_delays_no_close() {
-    let server = Server::start();
+    let server = Server::start_impatient();
     let depot = server.open();
     let ns = namespace(&depot);
     assert_eq!(put(&ns, &[1], LEN), [true]);
@@ -275,7 +275,7 @@ fn a_store_that_never_answers_delays_no_close() {
 
 #[test]
 fn credentials_that_expire_are_misses_until_they_are_renewed() {
-    let server = Server::start();
+    let server = Server::start_impatient();
     let good = fs::read(server.credentials()).unwrap();
     let depot = server.open();
     let ns = namespace(&depot);
@@ -296,7 +296,7 @@ fn credentials_that_expire_are_misses_until_they_are_renewed() {
 
 #[test]
 fn a_bucket_that_is_gone_is_empty_and_takes_nothing() {
-    let server = Server::start();
+    let server = Server::start_impatient();
     let depot = server.open();
     let ns = namespace(&depot);
     assert_eq!(put(&ns, &[1], LEN), [true]);
@@ -312,7 +312,7 @@ fn a_bucket_that_is_gone_is_empty_and_takes_nothing() {
 
 #[test]
 fn what_is_not_there_is_no_fault() {
-    let server = Server::start();
+    let server = Server::start_impatient();
     let depot = server.open();
     let ns = namespace(&depot);
     assert_eq!(get(&ns, &[1, 2], LEN), [Outcome::Miss; 2]);
@@ -325,7 +325,7 @@ fn what_is_not_there_is_no_fault() {
 #[test]
 fn many_writers_keep_to_the_capacity_and_the_oldest_go() {
     const CAPACITY: u64 = 8 << 20;
-    let server = Server::start();
+    let server = Server::start_impatient();
     let settings = json!({"capacity": "8MiB"});
     let depots = [0; 2].map(|_| server.open_with("S3", &settings));
     std::thread::scope(|scope| {
@@ -362,7 +362,7 @@ fn many_writers_keep_to_the_capacity_and_the_oldest_go() {
 #[test]
 fn what_is_announced_is_not_used_before_the_others_were_looked_at() {
     const CAPACITY: u64 = 1 << 20;
-    let server = Server::start();
+    let server = Server::start_impatient();
     let depot = server.open_with("S3", &json!({"capacity": "1MiB"}));
     let ns = namespace(&depot);
     assert_eq!(put(&ns, &[0], LEN), [true]);
@@ -404,7 +404,7 @@ fn what_a_killed_process_has_acknowledged_is_there_and_what_it_promised_comes_ba
             }
         }
     }
-    let server = Server::start();
+    let server = Server::start_impatient();
     let mut settings = server.settings();
     settings["capacity"] = "1GiB".into();
     let mut acknowledged = Vec::new();
@@ -434,7 +434,7 @@ fn what_a_killed_process_has_acknowledged_is_there_and_what_it_promised_comes_ba
 #[test]
 fn an_upload_that_is_broken_off_leaves_nothing() {
     const LONG: usize = 17 << 20;
-    let server = Server::start();
+    let server = Server::start_impatient();
     let settings = json!({"timeout": "1s", "capacity": "1GiB"});
     let depot = server.open_with("S3", &settings);
     let ns = namespace(&depot);
@@ -457,7 +457,7 @@ fn an_upload_that_is_broken_off_leaves_nothing() {
 
 #[test]
 fn what_is_near_waits_for_no_store() {
-    let server = Server::start();
+    let server = Server::start_impatient();
     let limits = json!({"timeout": "60s", "lookup_timeout": "60s"});
     let depot = server.open_with("Cache|S3", &limits);
     let ns = namespace(&depot);
@@ -481,7 +481,7 @@ fn what_is_near_waits_for_no_store() {
 
 #[test]
 fn a_clock_that_was_set_stops_no_collection() {
-    let server = Server::start();
+    let server = Server::start_impatient();
     let settings = json!({"capacity": "2MiB"});
     let depot = server.open_with("S3", &settings);
     let ns = namespace(&depot);
@@ -508,7 +508,7 @@ fn a_clock_that_was_set_stops_no_collection() {
 
 #[test]
 fn what_may_have_been_written_comes_back_in_the_end() {
-    let server = Server::start();
+    let server = Server::start_impatient();
     let settings = json!({"timeout": "300ms", "lookup_timeout": "300ms", "capacity": "1MiB"});
     let depot = server.open_with("S3", &settings);
     let ns = namespace(&depot);
@@ -525,7 +525,7 @@ fn what_may_have_been_written_comes_back_in_the_end() {
 #[test]
 fn a_large_block_whose_last_answer_was_lost_is_there() {
     const LONG: usize = 17 << 20;
-    let server = Server::start();
+    let server = Server::start_impatient();
     let settings = json!({"capacity": "1GiB"});
     let depot = server.open_with("S3", &settings);
     let ns = namespace(&depot);
@@ -544,7 +544,7 @@ fn a_large_block_whose_last_answer_was_lost_is_there() {
 
 #[test]
 fn a_put_without_room_waits_a_second() {
-    let server = Server::start();
+    let server = Server::start_impatient();
     let settings = json!({"capacity": "1MiB", "timeout": "10s"});
     let depot = server.open_with("S3", &settings);
     let ns = namespace(&depot);
@@ -565,7 +565,7 @@ fn a_put_without_room_waits_a_second() {
 
 #[test]
 fn what_comes_from_a_nearer_tier_waits_for_memory() {
-    let server = Server::start();
+    let server = Server::start_impatient();
     let mut settings = json!({"lanes": 2, "socket": "off", "s3": server.settings()});
     settings["s3"]["staging"] = "1MiB".into();
     settings["dax"] = json!({"path": server.path().join("dax"), "capacity": "16MiB"});
@@ -581,7 +581,7 @@ fn what_comes_from_a_nearer_tier_waits_for_memory() {
 /// What one call asks of the store bounds no other one.
 #[test]
 fn a_long_lookup_does_not_delay_who_gets() {
-    let server = Server::start();
+    let server = Server::start_impatient();
     let depot = server.open_with("S3", &json!({"requests": 8}));
     let ns = namespace(&depot);
     assert_eq!(put(&ns, &[1], LEN), [true]);

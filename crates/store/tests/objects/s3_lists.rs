@@ -27,7 +27,7 @@ fn a_page_that_fails_is_asked_for_again_and_the_count_goes_on_from_it() {
         Trouble::Closed,
         Trouble::Silence,
     ] {
-        let server = Server::start();
+        let server = Server::start_impatient();
         litter(&server, "blocks/000", MANY, &[7; 100]);
         // What any page of any list that is not the first has in its query.
         server.trouble(Some(Method::GET), "continuation-token", 2, trouble.clone());
@@ -52,7 +52,7 @@ fn a_page_that_fails_is_asked_for_again_and_the_count_goes_on_from_it() {
 #[test]
 fn what_others_say_of_namespaces_is_read_as_far_as_anybody_looks() {
     const MOST: usize = 4096;
-    let server = Server::start();
+    let server = Server::start_impatient();
     let text = b"kvdepot namespace 1\nmany\n";
     litter(&server, "namespaces", MOST + 1500, text);
     // Beside other programs it takes its time.
@@ -78,7 +78,7 @@ fn in_time(goes_well: impl Fn(u32) -> bool) -> bool {
 #[test]
 fn a_time_out_bounds_silence_and_not_how_many_requests_a_question_takes() {
     const LATER: Duration = Duration::from_millis(30);
-    let server = Server::start();
+    let server = Server::start_impatient();
     let text = b"kvdepot namespace 1\nmany\n";
     litter(&server, "namespaces", MANY, text);
     let within = "/kv/test/namespaces/";
@@ -97,7 +97,7 @@ fn a_time_out_bounds_silence_and_not_how_many_requests_a_question_takes() {
 
 #[test]
 fn requests_that_time_out_keep_no_call_going() {
-    let server = Server::start();
+    let server = Server::start_impatient();
     let settings = json!({"timeout": "2s", "lookup_timeout": "60s", "requests": 16});
     let depot = server.open_with("S3", &settings);
     let ns = namespace(&depot);
@@ -117,7 +117,7 @@ fn requests_that_time_out_keep_no_call_going() {
 #[test]
 fn what_a_lookup_has_found_by_its_limit_is_found() {
     let groups = [0, 100, 200, 300].map(|first| (first..first + 10).collect::<Vec<u64>>());
-    let server = Server::start();
+    let server = Server::start_impatient();
     let depot = server.open();
     let ns = namespace(&depot);
     for group in &groups {
