@@ -265,6 +265,11 @@ bench-long-doc-qa: package $(VENV)/.vllm ## Long documents on real vLLM, restore
 bench-churn: package $(VENV)/.vllm ## Prompts that come again on real vLLM, with a depot too small for them
 	PYTHONPATH=bench $(BIN)/python -m churn $(BENCH_FLAGS)
 
+# BENCH_FLAGS: --case NAME, --json, --connector JSON.
+.PHONY: bench-identity
+bench-identity: package $(VENV)/.vllm ## Whether an engine is served KV that another configuration computed
+	PYTHONPATH=bench $(BIN)/python -m identity $(BENCH_FLAGS)
+
 # --quick ends in some five minutes; all of it takes half an hour on two cores.
 .PHONY: bench-vllm
 bench-vllm: package $(VENV)/.vllm ## vLLM's own serving benchmark: full compute, its cache, kvdepot

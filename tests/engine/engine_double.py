@@ -134,6 +134,10 @@ class EngineDouble:
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(hash_block_size, sha256)
         self.lora: LoRARequest | None = None
+        self.transfer: dict[str, Any] | None = None
+        """`kv_transfer_params` of the requests to come."""
+        self.returned: dict[str, Any] = {}
+        """By request, what goes back under that name."""
         """The adapter of the requests that come."""
         self._count = 0
         self._counters: Counter[tuple[str, tuple[str, ...]]] = Counter()
@@ -167,7 +171,8 @@ class EngineDouble:
 
     def add(self, prompt: Sequence[int], output_tokens: int = 4) -> str:
         self._count += 1
-        sampling = SamplingParams(max_tokens=output_tokens, ignore_eos=True)
+        extra = self.transfer and {"kv_transfer_params": self.transfer}
+        sampling = SamplingParams(max_tokens=output_tokens, ignore_eos=True, extra_args=extra)
         sampling.update_from_generation_config({}, 1)
         request = Request(
             f"request-{self._count}",
@@ -241,6 +246,9 @@ class EngineDouble:
         )
         for output in outputs.values():
             self._count_stats(output.scheduler_stats)
+            for one in output.outputs:
+                if one.kv_transfer_params is not None:
+                    self.returned[one.request_id] = one.kv_transfer_params
         return bool(names)
 
     def _count_stats(self, stats: Any) -> None:

@@ -54,5 +54,10 @@ class Neighbour(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         return KVConnectorMetadata()
 
-    def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
-        return False, None
+    def request_finished_all_groups(
+        self, request: Any, block_ids: Any
+    ) -> tuple[bool, dict[str, Any] | None]:
+        # The words of vLLM's NixlConnector.
+        goes_on = (request.kv_transfer_params or {}).get("do_remote_decode")
+        words = {"do_remote_prefill": True, "do_remote_decode": False, "remote_port": 1}
+        return False, words if goes_on else None

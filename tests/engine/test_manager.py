@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from engine_manager import CAPACITY, PART, Clock, World, context, end_step, key, soon
+from kvdepot.vllm.beside import Beside
 from kvdepot.vllm.jobs import Group, WorkerReport
 from kvdepot.vllm.manager import KvdepotManager
 from kvdepot.vllm.messages import RETRY_SECONDS
@@ -277,14 +278,30 @@ def test_a_block_that_vanished_is_reported_by_the_worker_not_by_an_error(world: 
 
 def test_adapters_with_other_files_have_other_blocks(world: World) -> None:
     a = key("a")
-    world.manager.set_adapter("one", "files of one")
-    world.manager.set_adapter("two", "files of two")
+    world.manager.set_beside("one", Beside(adapter=b"files of one"))
+    world.manager.set_beside("two", Beside(adapter=b"files of two"))
     assert world.store(a, request="one") == 1
     assert world.lookup(a, "one") is LookupResult.HIT
     assert world.lookup(a, "two") is LookupResult.MISS
     assert world.lookup(a, "plain") is LookupResult.MISS
     world.manager.on_request_finished(context("two"))
     assert world.store(a, request="two") == 1
+
+
+def test_blocks_behind_an_image_have_the_name_of_how_it_is_read(world: World) -> None:
+    text, image = key("text"), key("image")
+    # The first block ends where the image begins.
+    world.manager.set_beside("one", Beside(media=b"large", media_from=1))
+    world.manager.set_beside("two", Beside(media=b"small", media_from=1))
+    assert world.store(text, image, request="one") == 2
+    hits = set()
+    for request in ("one", "two", "plain"):
+        for each in (text, image):
+            asked = context(request, text, image)
+            if world.manager.lookup(each, asked) is LookupResult.HIT:
+                hits.add((request, each))
+        end_step(world.manager)
+    assert hits == {("one", text), ("two", text), ("plain", text), ("one", image)}
 
 
 def test_a_miss_in_one_group_asks_for_what_the_others_lack() -> None:
@@ -359,6 +376,7 @@ def test_a_producer_loads_nothing_and_a_consumer_stores_nothing(world: World) ->
 
 
 def test_a_prompt_that_another_engine_computes_is_waited_for(world: World, clock: Clock) -> None:
+    world.manager.alone = True
     request = context("r", key("a"))
     request.kv_transfer_params = {"do_remote_prefill": True}
     assert world.manager.lookup(key("a"), request) is LookupResult.RETRY
@@ -375,6 +393,14 @@ def test_a_prompt_that_another_engine_computes_is_waited_for(world: World, clock
         end_step(world.manager)
         clock.now += seconds
     assert world.manager.lookup(key("b"), other) is LookupResult.MISS
+
+
+def test_the_words_of_another_connector_are_not_waited_for(world: World) -> None:
+    request = context("r", key("a"))
+    request.kv_transfer_params = {"do_remote_prefill": True}
+    assert world.manager.lookup(key("a"), request) is LookupResult.MISS
+    request.kv_transfer_params = {"kvdepot_stored": True}
+    assert world.manager.lookup(key("a"), request) is LookupResult.RETRY
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from engine_manager import PART, World, context, end_step, key, soon
+from engine_manager import PART, Clock, World, context, end_step, key, soon
 from kvdepot.vllm.jobs import Group, WorkerReport
 from vllm.v1.kv_offload.base import (
     LookupResult,
@@ -217,6 +217,38 @@ def test_a_prompt_whose_lookup_is_late_is_asked_for_and_waited_for_once() -> Non
     for block in keys:
         assert world.manager.lookup(block, request) is LookupResult.HIT
     world.manager.on_request_finished(request)
+    world.close()
+
+
+def test_a_hit_that_waits_for_kv_room_is_asked_for_again_whenever_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM looks a prompt up again in each step until it has room for it."""
+    world = World(1)
+    a = key("a")
+    world.store(a)
+    world.manager._late = True
+    world.manager._lookup_wait = 60.0
+    clock = Clock()
+    monkeypatch.setattr("kvdepot.vllm.manager.time", clock)
+    (group,) = world.manager._groups.values()
+    late = LateNamespace(group.namespace)
+    world.manager.set_groups({0: Group(0, cast(kvdepot.Namespace, late), group.part_bytes)})
+    for _ in range(4):
+        late.silent = True
+        assert world.manager.lookup(a, context("lookup", a)) is LookupResult.RETRY
+        end_step(world.manager)
+        clock.now += 40
+        late.silent = False
+        assert world.lookup(a) is LookupResult.HIT
+        end_step(world.manager)
+        clock.now += 40
+    # One that is not answered is waited for no longer than before.
+    late.silent = True
+    assert world.manager.lookup(a, context("lookup", a)) is LookupResult.RETRY
+    end_step(world.manager)
+    clock.now += 61
+    assert world.manager.lookup(a, context("lookup", a)) is LookupResult.MISS
     world.close()
 
 

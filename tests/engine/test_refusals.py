@@ -124,6 +124,10 @@ class TestSettings:
                 "on_reset: 'clear'.*'keep' where other engines",
             ),
             ({"on_reset": "forget"}, "on_reset: 'forget'.*'epoch', 'keep', 'clear'"),
+            ({"block_size": 0}, "block_size: 0 .*whole number from 1"),
+            ({"block_size": "abc"}, "block_size: 'abc' .*whole number from 1"),
+            ({"blocks_per_chunk": 0}, "blocks_per_chunk: 0 .*whole number from 1"),
+            ({"weights": ""}, "weights: ''"),
             ({"canonical_layout": True}, "canonical_layout"),
             ({"dax": {"capacty": "1GiB"}}, "capacty.*capacity"),
             ({"pipeline": "Cache|Dex"}, "Dex.*Dax"),
@@ -190,6 +194,11 @@ class TestEngineConfiguration:
             ({"algorithm": "xxhash"}, 1, "prefix-caching-hash-algo: 'xxhash'.*sha256_cbor"),
             ({"nnodes": 2}, 1, "nnodes: 2 nodes"),
             ({"distributed_executor_backend": "ray"}, 1, "'ray'.*one host"),
+            (
+                {"distributed_executor_backend": "external_launcher", "world_size": 2},
+                1,
+                "distributed-executor-backend: 'external_launcher' with 2 ranks.*'mp'",
+            ),
             ({"decode_context_parallel_size": 2}, 1, "decode-context-parallel-size: 2"),
             ({"extra": {"blocks_per_chunk": 4}}, 2, "blocks_per_chunk: 4.*2 KV groups"),
             ({"extra": {"block_size": 256}}, 2, "block_size: 256"),
@@ -286,12 +295,8 @@ class TestEngineConfiguration:
         assert first[1]
         assert first[0] != second[0], "blocks under other seeds are other blocks"
 
-    def test_expert_parallelism_changes_nothing_of_the_kv(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_expert_parallelism_changes_nothing_of_the_kv(self) -> None:
         from kvdepot.vllm import namespace as vllm_namespace
-
-        monkeypatch.setattr(vllm_namespace, "weights", lambda _: "the same files")
 
         def fields(tensor: int, data: int, *, experts: bool) -> dict[str, Any]:
             config = self.config(
@@ -301,8 +306,9 @@ class TestEngineConfiguration:
                 enable_expert_parallel=experts,
             )
             config.cache_config.cache_dtype = "auto"
-            config.model_config = SimpleNamespace(model="m", dtype="torch.bfloat16")
-            return vllm_namespace.fields(config, None)
+            hf_config = SimpleNamespace(architectures=["M"])
+            config.model_config = SimpleNamespace(dtype="torch.bfloat16", hf_config=hf_config)
+            return vllm_namespace.fields(config, None, "the same files")
 
         # Experts on one rank, on two and on eight: attention is split by tensor parallelism alone.
         alone = fields(2, 1, experts=False)

@@ -312,6 +312,35 @@ def test_beside_another_connector_it_works_as_alone(
     assert engine.faults == []
 
 
+def test_a_prompt_for_another_engine_ends_with_the_words_of_each_connector(
+    engines: Engines,
+) -> None:
+    """vLLM ends the engine where two connectors return the same word."""
+    vllms = {"do_remote_prefill": True, "do_remote_decode": False}
+    asked = prompt(6, 100)
+    for beside in (None, lambda ours: multi(NEIGHBOUR, ours), lambda ours: multi(ours, NEIGHBOUR)):
+        engine = engines.start(KINDS["full"], **({"beside": beside} if beside else {}))
+        engine.transfer = {"do_remote_decode": True}
+        engine.ask(asked, output_tokens=1)
+        (words,) = engine.returned.values()
+        # vLLM's own.
+        words.pop("remote_prefill_cached_tokens", None)
+        assert words == vllms | {"kvdepot_stored": True} | ({"remote_port": 1} if beside else {})
+        assert engine.faults == []
+
+
+def test_beside_another_connector_its_requests_do_not_wait(engines: Engines) -> None:
+    """Those that carry vLLM's words alone are that one's."""
+    engine = engines.start(
+        KINDS["full"], beside=lambda ours: multi(NEIGHBOUR, ours), lookup_wait="10m"
+    )
+    engine.ask(prompt(7, 100))
+    engine.transfer = {"do_remote_prefill": True}
+    # It would not end in ten minutes.
+    assert engine.ask(prompt(8, 100)) == [0]
+    assert engine.faults == []
+
+
 def test_beside_another_connector_the_failure_policy_has_to_be_set(engines: Engines) -> None:
     with pytest.raises(kvdepot.ConfigError, match=r"kv_load_failure_policy: 'fail'.*'recompute'"):
         engines.start(

@@ -24,6 +24,7 @@ pytest.importorskip("vllm")
 from engine_harness import flip
 from engine_manager import key
 from engine_tiers import CHUNK, TIER, Tiers, content, names
+from kvdepot.vllm.beside import Beside
 from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.kv_offload.tiering.base import TieringOffloadingMetrics
 
@@ -160,11 +161,12 @@ def test_the_files_of_an_adapter_are_part_of_the_name(tmp_path: Path, start: Sta
     keys = names("a", 4)
     engine = start(posix(tmp_path))
     for fingerprint in ("first", "second"):
-        engine.tier.set_adapter(f"request-{engine._count + 1}", fingerprint)
+        beside = Beside(adapter=fingerprint.encode())
+        engine.tier.set_beside(f"request-{engine._count + 1}", beside)
         engine.store(*keys, fill=fingerprint[:1].encode() * CHUNK)
         engine.forget()
     assert engine.load(*keys) == []
-    engine.tier.set_adapter(f"request-{engine._count + 1}", "first")
+    engine.tier.set_beside(f"request-{engine._count + 1}", Beside(adapter=b"first"))
     assert engine.load(*keys) == [b"f" * CHUNK] * 4
 
 

@@ -210,12 +210,15 @@ def test_other_weights_and_options_are_other_names(start: Start, tmp_path: Path)
 def test_the_fingerprint_of_an_engine_is_of_its_files_too(start: Start, tmp_path: Path) -> None:
     config = vllm_config(tmp_path, OURS | {"kv_role": "kv_both"}, 64, True)
     config.load_config.load_format = "auto"
+    # These files were not loaded.
+    config.instance_id = ""
     found = set()
     for content in (b"x", b"y"):
         (tmp_path / "model" / "pytorch_model.bin").write_bytes(content * 1000)
         for spec in (full(), window(32)):
             groups = [KVCacheGroupSpec(["layer.0"], spec)]
-            found.add(vllm_namespace.of_engine(config, SimpleNamespace(kv_cache_groups=groups)))
+            caches = SimpleNamespace(kv_cache_groups=groups)
+            found.add(vllm_namespace.of_engine(config, caches, "sampled"))
     assert len(found) == 4
 
 

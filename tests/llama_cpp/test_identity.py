@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: see `make llama`")
 
 from gguf import GGUFReader
+from kvdepot.engine import weights
 from kvdepot.llama_cpp import gguf, identity
-from kvdepot.vllm import fingerprint
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma", "mamba", "jamba"])
@@ -66,7 +66,7 @@ def test_any_bytes_are_read_or_refused(model_files: Callable[..., Path], seed: i
 def test_a_file_of_another_kind_is_sampled(tmp_path: Path) -> None:
     other = tmp_path / "weights.gguf"
     other.write_bytes(b"GGML" + bytes(100))
-    assert identity.of_file(other) == fingerprint.of_file(other)
+    assert identity.of_file(other) == weights.of_file(other)
 
 
 @pytest.mark.parametrize("name", ["model", "model[Q4]", "model*"])

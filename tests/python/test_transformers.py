@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import subprocess
 import sys
@@ -226,6 +227,27 @@ def test_adapters_have_prefixes_of_their_own(depot: kvdepot.Depot, weights: str 
     with torch.no_grad():
         attention.k_proj.lora.weight.mul_(2)
     assert prefixes.load(prompt)[1] == 0
+
+
+@pytest.mark.parametrize("how", ["no_grad", "inference_mode", "made under it", "data"])
+def test_weights_that_change_in_place_are_other_weights(depot: kvdepot.Depot, how: str) -> None:
+    prompt, model = prompt_of(60), model_of("qwen3")
+    if how == "made under it":
+        how = "inference_mode"
+        with torch.inference_mode():
+            model = copy.deepcopy(model)
+    prefixes = prefixes_of(depot, model)
+    prefixes.prefill(prompt)
+    assert prefixes.load(prompt)[1] == 59
+    weight = model.model.layers[0].self_attn.v_proj.weight
+    if how == "data":
+        weight.data.mul_(2)
+    else:
+        with getattr(torch, how)():
+            weight.mul_(2)
+    assert prefixes.load(prompt)[1] == 0
+    answer = prefixes.generate(prompt, max_new_tokens=12, do_sample=False)
+    assert torch.equal(answer.output, greedy(model, prompt))
 
 
 def flip(files: list[Path]) -> None:

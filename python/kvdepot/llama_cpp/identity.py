@@ -17,9 +17,9 @@ from typing import Any
 
 import llama_cpp
 
+from kvdepot.engine import weights
 from kvdepot.llama_cpp import gguf
 from kvdepot.transformers.refusal import refused
-from kvdepot.vllm import fingerprint
 
 # From the middle of each tensor: a training step changes nearly every value of one that it trains.
 SAMPLE_BYTES = 256
@@ -80,7 +80,7 @@ def of_file(path: Path) -> str:
         try:
             begin, tensors = gguf.read(data)  # type: ignore[arg-type]
         except ValueError:
-            return fingerprint.of_file(path)
+            return weights.of_file(path)
         digest.update(f"gguf 1 {len(data)} {begin} ".encode())
         digest.update(data[:begin])
         ends = [tensor.begin for tensor in tensors[1:]] + [len(data)]

@@ -2,7 +2,8 @@
 
 The weights are in memory, so all of their bytes are hashed, once; `weights` names them instead.
 Adapters that can be switched while the model lives (PEFT's layers) are looked at on every call,
-and so are the tensors: torch counts changes in place.
+and so are the tensors: torch counts changes in place, most of them, and a few values of each are
+compared.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 
+from kvdepot.engine import weights as engine_weights
 from kvdepot.transformers.refusal import refused
-from kvdepot.vllm import fingerprint
 
 # What is the same model under another name or version; dtype and class have fields of their own.
 NOT_OF_THE_NUMBERS = ("_name_or_path", "architectures", "dtype", "transformers_version")
@@ -25,6 +26,8 @@ NOT_OF_THE_NUMBERS = ("_name_or_path", "architectures", "dtype", "transformers_v
 # would have other keys than it has alone.
 ROPE_OF_LENGTH = ("dynamic", "longrope")
 CHUNK_BYTES = 64 << 20
+# Of each tensor, on every call.
+SAMPLED_VALUES = 64
 
 
 def check_model(model: Any) -> None:
@@ -64,8 +67,10 @@ class Identity:
         if self._model.training:
             raise refused("model.training", True, "False, by model.eval()")
         adapters = list(_adapters(self._model))
+        tensors = list(_tensors(self._model))
         state = (
-            [_Seen(name, tensor) for name, tensor in _tensors(self._model)],
+            [_Seen(name, tensor) for name, tensor in tensors],
+            _sample(tensor for _, tensor in tensors),
             [(name, _switches(module)) for name, module in adapters],
         )
         if state != self._seen:
@@ -77,11 +82,11 @@ class Identity:
 
 def _given(weights: str | Path | None) -> str | None:
     if isinstance(weights, Path):
-        suffixes = fingerprint.WEIGHT_SUFFIXES
+        suffixes = engine_weights.WEIGHT_SUFFIXES
         if not any(file.suffix in suffixes for file in weights.iterdir()):
             allowed = f"a directory with files of {', '.join(suffixes)}"
             raise refused("weights", repr(str(weights)), allowed)
-        return fingerprint.of_directory(weights)
+        return engine_weights.of_directory(weights)
     if weights is not None and not weights:
         raise refused("weights", repr(weights), "a name, a pathlib.Path or None")
     return weights
@@ -123,7 +128,18 @@ class _Seen:
         return tensor is not None and tensor is other._tensor() and self._place == other._place
 
 
-_State: TypeAlias = tuple[list[_Seen], list[tuple[str, str]]]
+_State: TypeAlias = tuple[list[_Seen], bytes, list[tuple[str, str]]]
+
+
+def _sample(tensors: Iterable[torch.Tensor]) -> bytes:
+    """Some values of each tensor: torch does not count changes under `inference_mode`, nor those
+    through `.data`."""
+    samples = []
+    for tensor in tensors:
+        flat = tensor.detach().reshape(-1)
+        step = max(1, flat.numel() // SAMPLED_VALUES)
+        samples.append(flat[::step][:SAMPLED_VALUES].contiguous().view(torch.uint8))
+    return bytes(torch.cat(samples).cpu().numpy().tobytes()) if samples else b""
 
 
 def _hash(tensors: Iterator[tuple[str, torch.Tensor]]) -> str:

@@ -33,14 +33,16 @@ from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadKey, get_offload_group_idx
 
 import kvdepot
+from kvdepot.vllm import beside as vllm_beside
 from kvdepot.vllm import namespace as vllm_namespace
+from kvdepot.vllm import options as vllm_options
 from kvdepot.vllm import roles
 from kvdepot.vllm import settings as vllm_settings
-from kvdepot.vllm.fingerprint import AdapterFingerprints
 from kvdepot.vllm.jobs import Group, Groups
 from kvdepot.vllm.manager import KvdepotManager
 from kvdepot.vllm.messages import KvdepotWorkerMetadata, RankGeometry
 from kvdepot.vllm.spec import KvdepotSpec
+from kvdepot.vllm.weights import Weights
 from kvdepot.vllm.worker import KvdepotConnectorWorker
 
 __all__ = ["KvdepotConnector", "KvdepotSpec"]
@@ -63,7 +65,7 @@ class KvdepotConnector(OffloadingConnector):
         if role == KVConnectorRole.SCHEDULER:
             # Once, while a start can still be refused: at a reset the files may be others, but the
             # weights in memory are not.
-            self._fields = vllm_namespace.fields(vllm_config, self._settings.salt)
+            self._weights = Weights(vllm_config, self._settings.weights)
         super().__init__(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.WORKER:
             self._half = KvdepotConnectorWorker(
@@ -71,7 +73,7 @@ class KvdepotConnector(OffloadingConnector):
             )
             self.connector_worker = self._half
         else:
-            self._adapters = AdapterFingerprints()
+            self._fingerprints = vllm_beside.Fingerprints(vllm_config, self._settings.weights)
             self._logged: set[str] = set()
             self._geometries: dict[int, RankGeometry] = {}
             self.manager.set_whole(self._is_whole)
@@ -128,6 +130,7 @@ class KvdepotConnector(OffloadingConnector):
                 vllm_namespace.layout_of_group(self._vllm_config, group, layers, device)
                 for group in groups
             ],
+            options=vllm_options.of(self._vllm_config).base,
         )
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
@@ -148,6 +151,8 @@ class KvdepotConnector(OffloadingConnector):
         geometries = [found for found in metadata.values() if isinstance(found, RankGeometry)]
         if geometries:
             self._name_blocks(geometries)
+            # Beside another connector the handshake would be that one's.
+            self.manager.alone = True
 
     def _name_blocks(self, described: Collection[RankGeometry]) -> None:
         geometries = sorted(described, key=lambda geometry: geometry.rank)
@@ -160,10 +165,20 @@ class KvdepotConnector(OffloadingConnector):
             raise RuntimeError("ranks and scheduler disagree on whether their KV is the same bytes")
 
         def groups(epoch: str | None) -> Groups:
-            salt = vllm_namespace.with_epoch(self._fields["salt"], epoch)
-            return self._groups(self._fields | {"salt": salt}, geometries)
+            salt = vllm_namespace.with_epoch(self._settings.salt, epoch)
+            known = self._weights.fingerprint
+            assert known is not None
+            fields = vllm_namespace.fields(self._vllm_config, salt, known)
+            return self._groups(fields, geometries)
 
-        self.manager.set_groups(groups(self.manager.epoch), groups)
+        def name() -> None:
+            self.manager.set_groups(groups(self.manager.epoch), groups)
+
+        if self._weights.known:
+            name()
+        else:
+            self.manager.set_groups({})
+            self._weights.then = name
 
     def _groups(self, shared: dict[str, Any], geometries: list[RankGeometry]) -> Groups:
         groups = {}
@@ -205,11 +220,14 @@ class KvdepotConnector(OffloadingConnector):
         return False
 
     def on_new_request(self, request: Any) -> None:
-        """Notes the files of the request's LoRA adapter, which vLLM's hashes leave out."""
-        if request.lora_request is not None:
-            fingerprint = self._adapters.of(request.lora_request)
-            self.manager.set_adapter(request.request_id, fingerprint)
+        """Notes what the request's blocks depend on, and vLLM's hashes leave out."""
+        self.manager.set_beside(request.request_id, self._fingerprints.of(request))
         super().on_new_request(request)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        """As vLLM does, in each step; blocks get their names as soon as the weights are known."""
+        self.manager.faults.attempt("namespace", None, self._weights.poll)
+        return super().build_connector_meta(scheduler_output)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """As vLLM does, and one line a request: what was where."""
@@ -244,7 +262,7 @@ class KvdepotConnector(OffloadingConnector):
         """As vLLM does; and what a proxy sends on to another engine."""
         self._logged.discard(request.request_id)
         waits, params = super().request_finished_all_groups(request, block_ids)
-        return waits, params or roles.handed_on(request.kv_transfer_params, self.manager.role)
+        return waits, params or self._handed_on(request)
 
     def request_finished(
         self, request: Any, block_ids: list[int]
@@ -252,7 +270,11 @@ class KvdepotConnector(OffloadingConnector):
         """As vLLM does; called in place of the other without the hybrid memory manager."""
         self._logged.discard(request.request_id)
         waits, params = super().request_finished(request, block_ids)
-        return waits, params or roles.handed_on(request.kv_transfer_params, self.manager.role)
+        return waits, params or self._handed_on(request)
+
+    def _handed_on(self, request: Any) -> dict[str, Any] | None:
+        manager = self.manager
+        return roles.handed_on(request.kv_transfer_params, manager.role, alone=manager.alone)
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -339,6 +361,12 @@ def _refuse(vllm_config: Any, kv_cache_config: Any) -> None:
     """`kvdepot.ConfigError` for what would not work, or would be wrong."""
     vllm_namespace.refuse_unknowable(vllm_config)
     parallel = vllm_config.parallel_config
+    if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
+        raise kvdepot.ConfigError(
+            f"--distributed-executor-backend: 'external_launcher' with {parallel.world_size} ranks "
+            "is not allowed with kvdepot: each rank is an engine of its own then, and a block "
+            "needs the parts of all; use 'mp'"
+        )
     if parallel.nnodes > 1 or parallel.distributed_executor_backend == "ray":
         raise kvdepot.ConfigError(
             f"--nnodes: {parallel.nnodes} nodes with the "

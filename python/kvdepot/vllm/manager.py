@@ -36,9 +36,9 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import kvdepot
+from kvdepot.vllm import beside as vllm_beside
 from kvdepot.vllm import settings as vllm_settings
 from kvdepot.vllm.faults import ERRORS, Faults, SafeDepot
-from kvdepot.vllm.fingerprint import key_under
 from kvdepot.vllm.jobs import (
     Group,
     GroupPlacements,
@@ -52,7 +52,7 @@ from kvdepot.vllm.jobs import (
 )
 from kvdepot.vllm.messages import HOST_RETRY_SECONDS, RETRY_SECONDS, Placements
 from kvdepot.vllm.metrics import Collector
-from kvdepot.vllm.questions import Arrivals, Question, Questions, keys_behind
+from kvdepot.vllm.questions import Arrivals, Patience, Question, Questions, keys_behind
 from kvdepot.vllm.roles import Role, is_prefilled
 from kvdepot.vllm.tiers import INDEXED, SOURCES, say_smaller
 
@@ -114,6 +114,7 @@ class KvdepotManager(OffloadingManager):
         self._groups: Groups = {}
         self._renew: Callable[[str], Groups] | None = None
         self.role = Role()
+        self.alone = False  # Whether vLLM has no other connector; the connector says it.
         self._steps_without_groups: int | None = 0
         self._whole: Callable[[OffloadKey, str], bool] = lambda key, request: True
         self.epoch: str | None = None
@@ -124,8 +125,8 @@ class KvdepotManager(OffloadingManager):
         self._gaps: set[tuple[str, int]] = set()
         self._tickets: dict[int, LoadTicket | StoreTicket] = {}
         self._storing: dict[Ident, int] = {}
-        self._waiting_since: dict[str, float] = {}
-        self._adapters: dict[str, bytes] = {}
+        self._patience = Patience()
+        self._beside: dict[str, vllm_beside.Beside] = {}
         self._sources: dict[str, dict[OffloadKey, str]] = {}
         # The token from which on nothing more of a request is stored.
         self._ends: dict[str, int] = {}
@@ -147,9 +148,9 @@ class KvdepotManager(OffloadingManager):
         """`whole` says whether vLLM still has all its blocks of a request's stored block."""
         self._whole = whole
 
-    def set_adapter(self, request: str, fingerprint: str) -> None:
-        """The request runs under a LoRA adapter with these files."""
-        self._adapters[request] = fingerprint.encode()
+    def set_beside(self, request: str, beside: vllm_beside.Beside) -> None:
+        """What the request's blocks depend on beside their tokens."""
+        self._beside[request] = beside
 
     def say_sizes(self, engine_blocks: int) -> None:
         """One line where vLLM's own prefix cache, of so many blocks, holds more than the depot."""
@@ -160,6 +161,9 @@ class KvdepotManager(OffloadingManager):
     @_on_path
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """HIT for a block that stays pinned until it is loaded or the step ends."""
+        return self._patience.heard(req_context.req_id, self._lookup(key, req_context))
+
+    def _lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         if not self.role.loads or time.monotonic() < self._lookups_after:
             return LookupResult.MISS
         ident = self._ident(key, req_context)
@@ -191,7 +195,8 @@ class KvdepotManager(OffloadingManager):
         if ident in self._storing and self._may_wait(req_context.req_id):
             return LookupResult.HIT_PENDING
         # Blocks of a prompt that another engine has computed may still be on their way here.
-        if is_prefilled(req_context.kv_transfer_params) and self._may_wait(request):
+        params = req_context.kv_transfer_params
+        if is_prefilled(params, alone=self.alone) and self._may_wait(request):
             self._gaps.add((request, ident[0]))
             return LookupResult.RETRY
         return LookupResult.MISS
@@ -242,7 +247,7 @@ class KvdepotManager(OffloadingManager):
                 if pin is not None:
                     sources[key] = pin.tier
             groups.append(GroupPlacements(group.position, placements))
-        self._waiting_since.pop(req_context.req_id, None)
+        self._patience.forget(req_context.req_id)
         self._tickets[ticket] = load
         return self._placements(ticket, groups)
 
@@ -432,8 +437,9 @@ class KvdepotManager(OffloadingManager):
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Forget what was kept for the request; its jobs may still be on their way."""
-        for kept in (self._waiting_since, self._adapters, self._sources, self._ends):
+        for kept in (self._beside, self._sources, self._ends):
             kept.pop(req_context.req_id, None)
+        self._patience.forget(req_context.req_id)
         self._questions.forget(req_context.req_id)
         self._arrivals.forget(req_context.req_id)
 
@@ -442,6 +448,7 @@ class KvdepotManager(OffloadingManager):
         """Let go of the pins that no load took over."""
         self._looked_ahead.clear()
         self._gaps.clear()
+        self._patience.end_step()
         self._let_go()
         if self._steps_without_groups is not None:
             self._count_step_without_groups()
@@ -520,8 +527,11 @@ class KvdepotManager(OffloadingManager):
         return Placements(ticket, self._socket, groups)
 
     def _ident(self, key: OffloadKey, req_context: ReqContext) -> Ident:
-        adapter = self._adapters.get(req_context.req_id)
-        return get_offload_group_idx(key), key_under(get_offload_block_hash(key), adapter)
+        block_hash = get_offload_block_hash(key)
+        beside = self._beside.get(req_context.req_id)
+        if beside is not None:
+            block_hash = beside.key(block_hash, req_context.get_offload_key_position(key))
+        return get_offload_group_idx(key), block_hash
 
     def _ahead(self, key: OffloadKey, req_context: ReqContext) -> list[Ident]:
         """The request's keys after `key` in the same group, once a step.
@@ -587,5 +597,4 @@ class KvdepotManager(OffloadingManager):
             unpin(self._groups, held.items(), served=False)
 
     def _may_wait(self, request: str) -> bool:
-        since = self._waiting_since.setdefault(request, time.monotonic())
-        return time.monotonic() - since < self._lookup_wait
+        return self._patience.seconds(request, time.monotonic()) < self._lookup_wait

@@ -86,5 +86,7 @@ class RankGeometry(KVConnectorHandshakeMetadata):
     """For each KV group by position: bytes that this rank adds to a block."""
     layouts: list[str]
     """For each KV group: a description of the bytes; other bytes, another text."""
+    options: str = ""
+    """What of the engine's options counts for every block."""
     replicated: bool = False
     """Whether these bytes are those of every other rank too: one part for all of them."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import vllm
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
@@ -17,22 +18,23 @@ from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs
 from vllm.v1.kv_offload.config import OffloadingConfig
 
 import kvdepot
-from kvdepot.vllm import fingerprint as vllm_fingerprint
+from kvdepot.engine import weights as engine_weights
+from kvdepot.vllm import options as vllm_options
 from kvdepot.vllm.messages import RankGeometry
 from kvdepot.vllm.settings import TierSettings
+
+logger = init_logger("vllm.kvdepot.namespace")
 
 HASH_ALGORITHMS = ("sha256", "sha256_cbor")
 
 
-def fields(vllm_config: Any, salt: str | None) -> dict[str, Any]:
-    """The fields of the namespace that all KV groups share."""
+def fields(vllm_config: Any, salt: str | None, weights: str) -> dict[str, Any]:
+    """The fields of the namespace that all KV groups share; `weights` is the fingerprint."""
     parallel = vllm_config.parallel_config
-    cache_dtype = vllm_config.cache_config.cache_dtype
-    dtype = vllm_config.model_config.dtype if cache_dtype == "auto" else cache_dtype
     return {
-        "model": vllm_config.model_config.model,
-        "dtype": str(dtype).removeprefix("torch."),
-        "weights": weights(vllm_config),
+        "model": _architecture(vllm_config),
+        "dtype": _dtype(vllm_config),
+        "weights": weights,
         "world": _world(
             parallel.tensor_parallel_size,
             parallel.pipeline_parallel_size,
@@ -44,23 +46,38 @@ def fields(vllm_config: Any, salt: str | None) -> dict[str, Any]:
     }
 
 
+def _dtype(vllm_config: Any) -> str:
+    cache_dtype = vllm_config.cache_config.cache_dtype
+    dtype = vllm_config.model_config.dtype if cache_dtype == "auto" else cache_dtype
+    return str(dtype).removeprefix("torch.")
+
+
+def _architecture(vllm_config: Any) -> str:
+    """For people; the model itself is named by its weights, wherever their files lie."""
+    names = vllm_config.model_config.hf_config.architectures or ["unknown"]
+    return str(names[0])
+
+
 def fields_of_chunks(config: OffloadingConfig, settings: TierSettings) -> dict[str, Any]:
     """The same for the chunks of vLLM's CPU tier, of which a tier below knows less."""
     parallel = config.parallel
+    given = {"given": settings.weights, "engine": settings.engine}
     return {
-        "model": config.model.name,
+        # Its name may be a path. Where kvdepot's connector says more, that is enough.
+        "model": config.model.name if settings.engine is None else "vLLM's CPU tier",
         "dtype": config.model.dtype,
-        "weights": json.dumps({"given": settings.weights, "engine": settings.engine}),
+        "weights": json.dumps(given),
         "world": _world(parallel.tp_size, parallel.pp_size, parallel.dcp_size, parallel.pcp_size),
         "salt": settings.salt,
     }
 
 
-def of_engine(vllm_config: Any, kv_cache_config: Any) -> str:
+def of_engine(vllm_config: Any, kv_cache_config: Any, given: str) -> str:
     """Fingerprint of what fills the chunks of vLLM's CPU tier, and is not in `OffloadingConfig`."""
     groups = kv_cache_config.kv_cache_groups
     parts = {
-        "weights": weights(vllm_config),
+        "weights": weights(vllm_config, given),
+        "options": vllm_options.of(vllm_config).base,
         "hash": keys(vllm_config)[0],
         "backend": str(vllm_config.attention_config.backend),
         "groups": [layout_of_group(vllm_config, group, {}, "") for group in groups],
@@ -135,54 +152,98 @@ def keys(vllm_config: Any) -> tuple[str, bool]:
     return f"{algorithm}:{digest}", random
 
 
-def weights(vllm_config: Any) -> str:
-    """Fingerprint of the weights and of the configuration that they run under."""
-    model = vllm_config.model_config
-    hf_config = json.loads(model.hf_config.to_json_string(use_diff=False))
-    for name in ("_name_or_path", "transformers_version"):
-        hf_config.pop(name, None)
-    parts = {
-        "vllm": vllm.__version__,
-        "config": hf_config,
-        "quantization": str(model.quantization),
-        "dtype": str(model.dtype),
-        "files": _files(model, vllm_config.load_config),
-    }
+def weights(vllm_config: Any, given: str) -> str:
+    """Fingerprint of the weights and of code that comes with them.
+
+    `given` is the setting: `sampled`, `full`, or a text that is added to what can be identified.
+    Raises `kvdepot.ConfigError` for weights that cannot be, unless a text names them.
+    """
+    mode = engine_weights.mode_of(given)
+    text = None if given in (engine_weights.FULL, engine_weights.SAMPLED) else given
+    load = vllm_config.load_config
+    parts: dict[str, Any] = {"given": text}
+    parts["files"] = _files(vllm_config, vllm_config.model_config, load, mode, text)
     speculative = vllm_config.speculative_config
     draft = getattr(speculative, "draft_model_config", None) if speculative else None
     if draft is not None:
         # The layers of a draft model keep KV in groups of their own.
-        parts["draft"] = _files(draft, vllm_config.load_config)
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+        parts["draft"] = _files(
+            vllm_config, draft, speculative.draft_load_config or load, mode, text
+        )
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _files(model: Any, load: Any) -> str:
+def processor(vllm_config: Any) -> str:
+    """Fingerprint of the files that say how images, audio and video become tokens; empty where
+    there are none."""
+    directory = _directory(vllm_config.model_config, vllm_config.load_config)
+    return "" if directory is None else engine_weights.of_processor(directory)
+
+
+def _files(vllm_config: Any, model: Any, load: Any, mode: str, text: str | None) -> str:
     if load.load_format == "dummy":
         return f"dummy, seed {model.seed}"
     path = Path(model.model)
-    if path.is_dir():
-        return vllm_fingerprint.of_directory(path)
     if path.is_file():
-        return vllm_fingerprint.of_file(path)
-    snapshot = _cached_snapshot(model, load)
-    if snapshot is not None:
-        return vllm_fingerprint.of_directory(snapshot)
-    raise kvdepot.ConfigError(
-        f"--model: the weights of {model.model!r} are not in files of this host "
-        f"(load format {load.load_format!r}), so kvdepot cannot tell them from other weights of "
-        "that name; use a local directory or the Hugging Face cache"
+        return engine_weights.of_file(path, mode)
+    directory = _directory(model, load)
+    if directory is not None and engine_weights.has_weights(directory):
+        found = engine_weights.of_directory(directory, mode, code=model.trust_remote_code)
+        return found + _unless_changed(vllm_config, directory)
+    if text is None:
+        raise kvdepot.ConfigError(
+            f"--model: the weights of {model.model!r} are not in files of this host (load format "
+            f"{load.load_format!r}), so kvdepot cannot tell them from other weights of that name; "
+            "use a local directory or the Hugging Face cache, or give a text that names them as "
+            "'weights' in kv_connector_extra_config, another one for other weights"
+        )
+    return "named"
+
+
+def _unless_changed(vllm_config: Any, directory: Path) -> str:
+    """Nothing; a random text where a file was replaced since vLLM began to start: it may have been
+    loaded before or after."""
+    # The time in nanoseconds at which the configuration was made.
+    began = str(vllm_config.instance_id)
+    if not (began.isdecimal() and len(began) == len("1700000000000000000")):
+        return ""
+    changed = engine_weights.changed_since(directory, int(began) / 1e9)
+    if changed is None:
+        return ""
+    logger.warning(
+        "kvdepot: %s was written while the engine started, before or after it was loaded: what "
+        "this engine stores will not be found by others, nor after a restart; restart it",
+        changed,
     )
+    return " changed " + secrets.token_hex(16)
 
 
-def _cached_snapshot(model: Any, load: Any) -> Path | None:
-    """Directory of the Hugging Face cache that holds the revision being served."""
-    from huggingface_hub import try_to_load_from_cache
+def _directory(model: Any, load: Any) -> Path | None:
+    """Where a model's files are: its directory, or the Hugging Face cache's for its revision."""
+    path = Path(model.model)
+    if path.is_dir():
+        return path
+    if path.exists():
+        return None
+    from huggingface_hub import snapshot_download
 
-    found = try_to_load_from_cache(
-        model.model, "config.json", revision=model.revision, cache_dir=load.download_dir
-    )
-    return Path(os.path.dirname(found)) if isinstance(found, str) else None
+    found = []
+    # vLLM loads the weights into one, and the rest into the other.
+    for cache in (load.download_dir, None):
+        # It raises many kinds of errors for a name that is none, for example a URL.
+        with contextlib.suppress(Exception):
+            found.append(
+                Path(
+                    snapshot_download(
+                        model.model,
+                        revision=model.revision,
+                        cache_dir=cache,
+                        local_files_only=True,
+                    )
+                )
+            )
+    with_weights = [one for one in found if engine_weights.has_weights(one)]
+    return next(iter(with_weights or found), None)
 
 
 def layout_of_group(vllm_config: Any, group: Any, layers: dict[str, Any], device: str) -> str:
@@ -243,7 +304,6 @@ def layout_of_chunks(config: OffloadingConfig, chunk_bytes: int) -> str:
     platform = current_platform
     return json.dumps(
         {
-            "vllm": vllm.__version__,
             # Which attention backend packs the keys is chosen by the device.
             "device": [platform.device_type, platform.get_device_name()],
             "kv_cache_layout": config.kv_cache_layout,
@@ -265,4 +325,6 @@ def layout_of_ranks(geometries: Sequence[RankGeometry], group: int) -> str:
     sizes = [geometry.payload_bytes[group] for geometry in geometries]
     # Ranks of one tensor parallel group are alike; one description is enough.
     kept = layouts[:1] if len(set(layouts)) == 1 else layouts
-    return json.dumps({"ranks": kept, "bytes": sizes})
+    # Read where the model was built, which may have written into its configuration.
+    options = sorted({geometry.options for geometry in geometries})
+    return json.dumps({"ranks": kept, "bytes": sizes, "options": options})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
-from vllm.v1.kv_offload.base import OffloadKey, ReqContext
+from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
 
 import kvdepot
 from kvdepot.vllm.faults import Faults
@@ -54,6 +54,40 @@ class Questions:
     def clear(self) -> None:
         """What was asked means nothing any more."""
         self._asked.clear()
+
+
+class Patience:
+    """How long requests have been told to look up again. The time that a request with a hit waits
+    for room in vLLM's KV cache does not count."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+        # In this step.
+        self._hits: set[str] = set()
+        self._waiting: set[str] = set()
+
+    def seconds(self, request: str, now: float) -> float:
+        """How long the request has waited for an answer, from the first call on."""
+        return now - self._since.setdefault(request, now)
+
+    def heard(self, request: str, answer: LookupResult) -> LookupResult:
+        """The request got this answer, which is returned."""
+        if answer is LookupResult.HIT:
+            self._hits.add(request)
+        elif answer is not LookupResult.MISS:
+            self._waiting.add(request)
+        return answer
+
+    def end_step(self) -> None:
+        """A step is over: requests that had nothing but hits in it wait for no answer."""
+        for request in self._hits - self._waiting:
+            self.forget(request)
+        self._hits.clear()
+        self._waiting.clear()
+
+    def forget(self, request: str) -> None:
+        """The request waits no longer."""
+        self._since.pop(request, None)
 
 
 class Arrivals:

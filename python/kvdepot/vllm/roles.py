@@ -3,7 +3,9 @@
 With disaggregated prefill a proxy sends a request to a producer first, for one token, with
 `do_remote_decode` among its `kv_transfer_params`; what comes back with the answer it sends with the
 request to a consumer, which finds the prompt's blocks in the depot of both. The words are those of
-vLLM's `NixlConnector`, so that its proxies do.
+vLLM's `NixlConnector`, so that its proxies do, and one of kvdepot's own. Beside another connector,
+which may return vLLM's words too, it is kvdepot's own alone: vLLM ends the engine where two
+connectors return the same word.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 # That the prompt's blocks were stored by another engine, or are about to be.
+STORED = "kvdepot_stored"
 PREFILLED = {"do_remote_prefill": True, "do_remote_decode": False}
 
 
@@ -28,12 +31,16 @@ def of(kv_transfer_config: Any) -> Role:
     return Role(kv_transfer_config.is_kv_consumer, kv_transfer_config.is_kv_producer)
 
 
-def is_prefilled(params: dict[str, Any] | None) -> bool:
-    """Whether a request says that another engine has computed its prompt."""
-    return bool(params and params.get("do_remote_prefill"))
+def is_prefilled(params: dict[str, Any] | None, *, alone: bool) -> bool:
+    """Whether a request says that another engine has stored its prompt. Beside another connector,
+    vLLM's own words are meant for that one."""
+    if not params:
+        return False
+    return bool(params.get(STORED) or (alone and params.get("do_remote_prefill")))
 
 
-def handed_on(params: dict[str, Any] | None, role: Role) -> dict[str, Any] | None:
+def handed_on(params: dict[str, Any] | None, role: Role, *, alone: bool) -> dict[str, Any] | None:
     """What goes back with the answer to a request that another engine goes on with."""
-    goes_on = params and params.get("do_remote_decode") and role.stores
-    return dict(PREFILLED) if goes_on else None
+    if not (params and params.get("do_remote_decode") and role.stores):
+        return None
+    return {STORED: True} | (PREFILLED if alone else {})

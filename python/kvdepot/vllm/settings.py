@@ -15,6 +15,7 @@ from typing import Any
 import kvdepot
 from kvdepot import _native, _settings
 from kvdepot._settings import SERVICE, Schema, Setting
+from kvdepot.engine import weights as engine_weights
 
 # Stored blocks outlive what a reset is for: sleep, a pause, other weights. So they are kept, and
 # nothing that was stored before is served again until the engine starts anew, with known weights.
@@ -40,6 +41,16 @@ ON_RESET = Setting(
     default=DEFAULT_ON_RESET,
 )
 
+WEIGHTS = Setting(
+    ("weights",),
+    _settings.WORD,
+    "how weights are identified: `sampled` (sizes, headers, one page of each MiB and of each "
+    "tensor), `full` (all bytes, read beside the start; nothing is stored or loaded before that), "
+    "or a text that names them, which is added to what can be identified and stands alone for "
+    "weights that are not files of this host",
+    default=engine_weights.SAMPLED,
+)
+
 SETTINGS = Schema(
     Setting(
         ("pipeline",),
@@ -50,6 +61,7 @@ SETTINGS = Schema(
     ),
     CONFIG_FILE,
     SALT,
+    WEIGHTS,
     Setting(
         ("lookup_wait",),
         _settings.DURATION,
@@ -65,8 +77,14 @@ SETTINGS = Schema(
         "vLLM's: whether generated tokens are left out",
         default=False,
     ),
-    Setting(("block_size",), _settings.ANY, "vLLM's: tokens of one stored block"),
-    Setting(("blocks_per_chunk",), _settings.ANY, "vLLM's: its blocks in one stored block"),
+    Setting(
+        ("block_size",), _settings.optional(_settings.COUNT), "vLLM's: tokens of one stored block"
+    ),
+    Setting(
+        ("blocks_per_chunk",),
+        _settings.optional(_settings.COUNT),
+        "vLLM's: its blocks in one stored block",
+    ),
     # The connector itself names its spec there.
     Setting(("spec_module_path",), _settings.ANY),
     Setting(("spec_name",), _settings.ANY),
@@ -87,8 +105,9 @@ TIER_SETTINGS = Schema(
     Setting(
         ("weights",),
         _settings.optional(_settings.WORD),
-        "names the weights and whatever else of the engine its keys and values depend on; has to "
-        "be given under vLLM's own `OffloadingConnector`, which does not say them",
+        "under `KvdepotTieringConnector` as [above](#settings), `sampled` by default; under vLLM's "
+        "own `OffloadingConnector`, which says nothing of them, a text that names the weights and "
+        "whatever else of the engine its keys and values depend on, and has to be given",
     ),
     Setting(
         ("lookup_wait",),
@@ -129,6 +148,8 @@ class DepotSettings:
 class Settings(DepotSettings):
     """The connector's settings, checked as far as this can be done without opening a depot."""
 
+    weights: str
+    """`sampled`, `full`, or a text that names them."""
     offload_prompt_only: bool
     """Whether generated tokens are left out; here they are stored by default."""
     merged: dict[str, Any]
@@ -151,7 +172,12 @@ def read(extra_config: Mapping[str, Any]) -> Settings:
     merged = _with_file(extra_config, where)
     # What vLLM serves from its own cache is offered again and again, and never asked for.
     own, common = _read(SETTINGS, merged, where, admission="learned")
-    return Settings(**common, offload_prompt_only=own["offload_prompt_only"], merged=merged)
+    return Settings(
+        **common,
+        weights=own["weights"],
+        offload_prompt_only=own["offload_prompt_only"],
+        merged=merged,
+    )
 
 
 def read_tier(config: Mapping[str, Any]) -> TierSettings:

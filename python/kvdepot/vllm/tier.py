@@ -32,10 +32,10 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 import kvdepot
+from kvdepot.vllm import beside as vllm_beside
 from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm import settings as vllm_settings
 from kvdepot.vllm.faults import ERRORS, Faults, SafeDepot, SafeNamespace
-from kvdepot.vllm.fingerprint import key_under
 from kvdepot.vllm.metrics import DEFINITIONS, Collector
 from kvdepot.vllm.questions import keys_behind
 from kvdepot.vllm.spec import open_own, open_service
@@ -60,8 +60,8 @@ class _Request:
     """What is known for a request that vLLM serves."""
 
     answers: dict[OffloadKey, _Question | bool] = field(default_factory=dict)
-    adapter: bytes | None = None
-    """Fingerprint of the files of its LoRA adapter."""
+    beside: vllm_beside.Beside = vllm_beside.NOTHING
+    """What its blocks depend on beside their tokens."""
     stores: bool = True
     """Not what it had before a reset."""
 
@@ -142,9 +142,9 @@ class KvdepotTier(SecondaryTierManager):
         # While this is there vLLM cannot unmap the rows.
         self._rows: Any = np.asarray(primary_kv_view)
 
-    def set_adapter(self, request: str, fingerprint: str) -> None:
-        """The request runs under a LoRA adapter with these files."""
-        self._request(request).adapter = fingerprint.encode()
+    def set_beside(self, request: str, beside: vllm_beside.Beside) -> None:
+        """What the request's blocks depend on beside their tokens."""
+        self._request(request).beside = beside
 
     # ---- reading ---------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class KvdepotTier(SecondaryTierManager):
             return None
         behind = takewhile(lambda each: each not in request.answers, keys_behind(key, req_context))
         keys = [key, *behind]
-        task = namespace.lookup([_key(each, request) for each in keys])
+        task = namespace.lookup([_key(each, req_context, request) for each in keys])
         if task is None:
             return None
         question = _Question(keys, task, time.monotonic())
@@ -202,7 +202,8 @@ class KvdepotTier(SecondaryTierManager):
             task = None
             if namespace and request and (job.is_promotion or request.stores):
                 move = namespace.get if job.is_promotion else namespace.put
-                task = move([_key(key, request) for key in keys], self._spans(rows))
+                named = [_key(key, job.req_context, request) for key in keys]
+                task = move(named, self._spans(rows))
             moves.append((keys, task))
         self._jobs[job.job_id] = _Job(job, moves)
 
@@ -350,8 +351,9 @@ class KvdepotTier(SecondaryTierManager):
         }
 
 
-def _key(key: OffloadKey, request: _Request) -> bytes:
-    return key_under(get_offload_block_hash(key), request.adapter)
+def _key(key: OffloadKey, req_context: ReqContext, request: _Request) -> bytes:
+    position = req_context.get_offload_key_position(key)
+    return request.beside.key(get_offload_block_hash(key), position)
 
 
 def _open(settings: vllm_settings.TierSettings, config: Any) -> kvdepot.Depot:

@@ -17,8 +17,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
 )
 
 import kvdepot
+from kvdepot.engine.weights import SAMPLED
+from kvdepot.vllm import beside as vllm_beside
 from kvdepot.vllm import namespace as vllm_namespace
-from kvdepot.vllm.fingerprint import AdapterFingerprints
 from kvdepot.vllm.tier import KvdepotTier
 
 # vLLM's spec whose manager has secondary tiers.
@@ -33,10 +34,11 @@ class KvdepotTieringConnector(OffloadingConnector):
         entries = _prepare(vllm_config)
         vllm_namespace.refuse_unknowable(vllm_config)
         if role == KVConnectorRole.SCHEDULER:
-            engine = vllm_namespace.of_engine(vllm_config, kv_cache_config)
             for entry in entries:
-                entry["engine"] = engine
-            self._adapters = AdapterFingerprints()
+                given = str(entry.get("weights") or SAMPLED)
+                entry["engine"] = vllm_namespace.of_engine(vllm_config, kv_cache_config, given)
+            first = str(entries[0].get("weights") or SAMPLED)
+            self._fingerprints = vllm_beside.Fingerprints(vllm_config, first)
         super().__init__(vllm_config, role, kv_cache_config)
 
     @classmethod
@@ -46,11 +48,10 @@ class KvdepotTieringConnector(OffloadingConnector):
         return super().build_prom_metrics(vllm_config, *args, **kwargs)
 
     def on_new_request(self, request: Any) -> None:
-        """Notes the files of the request's LoRA adapter, which vLLM's hashes leave out."""
-        if request.lora_request is not None:
-            fingerprint = self._adapters.of(request.lora_request)
-            for tier in self._tiers():
-                tier.set_adapter(request.request_id, fingerprint)
+        """Notes what the request's blocks depend on, and vLLM's hashes leave out."""
+        beside = self._fingerprints.of(request)
+        for tier in self._tiers():
+            tier.set_beside(request.request_id, beside)
         super().on_new_request(request)
 
     def _tiers(self) -> Iterator[KvdepotTier]:

@@ -1,0 +1,1 @@
+"""Whether a connector serves KV that another configuration computed."""

@@ -1,0 +1,142 @@
+"""Two engines, one after the other: is the second served what another configuration computed?
+
+For each change the first engine stores a prompt's KV, and the second, which is configured in
+another way, is asked the same. A row says how many tokens it was served, and whether it answers
+what an engine of its configuration answers without a connector. `stale` are tokens that were served
+though the answer then differs. Each change has a control: the same with the change taken out of
+kvdepot's names must be stale, else the row says nothing. A harmless change must be served.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import program
+
+from identity.cases import CHANGES, HARMLESS, Case
+from identity.engines import Answer, Engine, Engines
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of a case."""
+
+    change: str
+    connector: str
+    stale: int
+    """Tokens that were served, of prompts whose answers differ then."""
+    needless_miss: int
+    """Prompts that were not served anything, where nothing had changed."""
+    served: int
+    """Tokens that were served in all."""
+    control: int | None
+    """`stale` without the change in kvdepot's names; None where there is no control."""
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether the control was not stale: then the row proves nothing."""
+        return self.control == 0
+
+
+def kvdepot(arena: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """kvdepot's `--kv-transfer-config`, over an arena of a test's own."""
+    return {
+        "kv_connector": "KvdepotConnector",
+        "kv_connector_module_path": "kvdepot.vllm",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "pipeline": "Dax",
+            "dax": {"path": str(arena), "capacity": "64MiB"},
+            **settings,
+        },
+    }
+
+
+def run(
+    engines: Engines,
+    case: Case,
+    given: dict[str, Any] | None = None,
+    *,
+    with_control: bool = True,
+) -> Row:
+    """One case; `given` is another connector's configuration, with {directory} in it."""
+    harmless = not case.holes
+    stale, served, missed = _stale(engines, case, (), given)
+    control = None
+    if with_control and not harmless and given is None:
+        control = _stale(engines, case, case.holes, given)[0]
+    return Row(
+        change=case.name,
+        connector=given["kv_connector"] if given else "KvdepotConnector",
+        stale=stale,
+        needless_miss=missed if harmless else 0,
+        served=served,
+        control=control,
+    )
+
+
+def _stale(
+    engines: Engines, case: Case, holes: Sequence[Any], given: dict[str, Any] | None
+) -> tuple[int, int, int]:
+    """Tokens that were stale, tokens that were served, and prompts that were not."""
+    with tempfile.TemporaryDirectory(prefix="identity") as at:
+        here = Path(at)
+        first, second = case.make(here)
+        connector = kvdepot(here / "arena", case.settings)
+        if given is not None:
+            connector = json.loads(json.dumps(given).replace("{directory}", at))
+        with_connector = {"connector": connector, "holes": list(holes)}
+        engines.ask(replace(first, **with_connector), case.prompts(here))
+        case.meanwhile(here)
+        asked = (case.asked or case.prompts)(here)
+        expected = engines.ask(_plain(second), asked)
+        answers = engines.ask(replace(second, **with_connector), asked)
+    pairs: list[tuple[Answer, Answer]] = list(zip(answers, expected, strict=True))
+    served = [answer.cached for answer, _ in pairs]
+    stale = [answer.cached for answer, plain in pairs if answer.differs(plain)]
+    return sum(stale), sum(served), served.count(0)
+
+
+def _plain(engine: Engine) -> Engine:
+    return replace(engine, connector=None, holes=())
+
+
+def main() -> int:
+    """The table; 1 where stale KV was served or a harmless change missed."""
+    options = program.parser("identity", __doc__)
+    options.add_argument("--case", action="append", help="only cases whose name contains this")
+    options.add_argument(
+        "--connector",
+        type=json.loads,
+        help="another connector's --kv-transfer-config as JSON; {directory} is one of the case's",
+    )
+    given = options.parse_args()
+    failed = False
+    with Engines() as engines:
+        for case in (*CHANGES, *HARMLESS):
+            if given.case and not any(part in case.name for part in given.case):
+                continue
+            program.say(case.name)
+            row = run(engines, case, given.connector)
+            failed |= bool(row.needless_miss or row.says_nothing)
+            failed |= bool(row.stale) and "sampled" not in case.name
+            if given.json:
+                print(json.dumps({"bench": "identity", **asdict(row)}), flush=True)
+            else:
+                control = "-" if row.control is None else str(row.control)
+                print(
+                    f"{row.change:48} {row.stale:6} stale  {row.served:5} served  "
+                    f"{row.needless_miss:2} missed  control {control}",
+                    flush=True,
+                )
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""Ways in which what an engine computes can change, and ways that change nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from identity import models
+from identity.engines import Engine, Prompt
+
+OPTIONS = "kvdepot.vllm.options"
+NAMESPACE = "kvdepot.vllm.namespace"
+BESIDE = "kvdepot.vllm.beside"
+
+
+def tokens(count: int = 200, seed: int = 1) -> list[int]:
+    """A random prompt."""
+    chosen = random.Random(seed)
+    return [chosen.randrange(10, 250) for _ in range(count)]
+
+
+TEXT = (Prompt(tokens()),)
+Holes = Sequence[tuple[str, str, Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two engines: what the first stores, the second must not be served, or must."""
+
+    name: str
+    make: Callable[[Path], tuple[Engine, Engine]]
+    """The engines, over models that are made in a directory."""
+    holes: Holes = ()
+    """What has to be taken out of kvdepot's names so that stale KV is served. Without any, the
+    case changes nothing: the second engine must be served."""
+    prompts: Callable[[Path], Sequence[Prompt]] = lambda _: TEXT
+    asked: Callable[[Path], Sequence[Prompt]] | None = None
+    """What the second engine is asked, if that is something else."""
+    meanwhile: Callable[[Path], None] = lambda _: None
+    """Done between the two engines."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """kvdepot's own."""
+
+
+def _llamas(**changes: Any) -> Callable[[Path], tuple[Engine, Engine]]:
+    """One model, two engines, the second with other options of vLLM."""
+
+    def make(at: Path) -> tuple[Engine, Engine]:
+        first = Engine(str(models.llama(at / "llama")))
+        return first, replace(first, **changes)
+
+    return make
+
+
+def _weights(at: Path) -> tuple[Engine, Engine]:
+    return Engine(str(models.llama(at / "one"))), Engine(str(models.llama(at / "two", seed=1)))
+
+
+def _row(at: Path) -> tuple[Engine, Engine]:
+    one = models.llama(at / "one")
+    return Engine(str(one)), Engine(str(models.with_row(at / "two", one, TEXT[0].tokens[3])))
+
+
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+
+
+def _rope(at: Path) -> tuple[Engine, Engine]:
+    one = models.llama(at / "one")
+    return Engine(str(one)), Engine(str(models.changed(at / "two", one, rope_parameters=LINEAR)))
+
+
+def _longrope(one: int, two: int) -> Callable[[Path], tuple[Engine, Engine]]:
+    def make(at: Path) -> tuple[Engine, Engine]:
+        first = Engine(str(models.longrope(at / "phi3")), {"max_model_len": one})
+        return first, replace(first, options={"max_model_len": two})
+
+    return make
+
+
+def _dtypes(at: Path) -> tuple[Engine, Engine]:
+    model = str(models.llama(at / "llama"))
+    return Engine(model, {"dtype": "bfloat16"}), Engine(model, {"dtype": "float16"})
+
+
+LORA = {"enable_lora": True, "max_lora_rank": 8}
+
+
+def _adapters(at: Path) -> tuple[Engine, Engine]:
+    models.adapter(at / "adapter")
+    models.adapter(at / "other", seed=1)
+    return _llamas(options=LORA)(at)[1], _llamas(options=LORA)(at)[1]
+
+
+def _adapter_modules(at: Path) -> tuple[Engine, Engine]:
+    first, second = _adapters(at)
+    return first, replace(second, options=LORA | {"lora_target_modules": ["o_proj"]})
+
+
+def _under_adapter(at: Path) -> Sequence[Prompt]:
+    return (Prompt(tokens(), adapter=str(at / "adapter")),)
+
+
+def _other_adapter(at: Path) -> None:
+    shutil.copy(at / "other/adapter_model.safetensors", at / "adapter")
+
+
+def _images(at: Path) -> tuple[Engine, Engine]:
+    model = str(models.images(at / "images"))
+    first, second = ({"mm_processor_kwargs": {"max_pixels": pixels}} for pixels in (112896, 50176))
+    return Engine(model, first), Engine(model, second)
+
+
+def _processor(at: Path) -> tuple[Engine, Engine]:
+    one = Engine(str(models.images(at / "images")))
+    return one, one
+
+
+def _other_processor(at: Path) -> None:
+    file = at / "images/preprocessor_config.json"
+    text = file.read_text()
+    changed = text.replace("0.48145466", "0.1").replace("0.26862954", "0.9")
+    assert changed != text
+    file.write_text(changed)
+
+
+def _image(_: Path) -> Sequence[Prompt]:
+    start, pad, end = models.VISION_START, models.IMAGE, models.VISION_END
+    return (Prompt([*tokens(70), start, pad, end, *tokens(90, seed=2)], image=1),)
+
+
+def _salted(salt: str) -> Callable[[Path], Sequence[Prompt]]:
+    return lambda _: (Prompt(tokens(), salt=salt),)
+
+
+def _rewritten(at: Path) -> None:
+    """Other weights into the same file, with its old time."""
+    other = models.llama(at / "other", seed=1) / "model.safetensors"
+    file = at / "llama/model.safetensors"
+    times = file.stat()
+    file.write_bytes(other.read_bytes())
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def _replaced_while_loading(at: Path) -> tuple[Engine, Engine]:
+    """The first engine computes with the old weights, and sees the files of the new ones."""
+    old, new = models.llama(at / "old"), models.llama(at / "new", seed=1)
+    served = shutil.copytree(old, at / "served")
+    file = "model.safetensors"
+    first = Engine(str(served), before_model=[(str(served / file), str(new / file))])
+    return first, Engine(str(served))
+
+
+def _elsewhere(at: Path) -> tuple[Engine, Engine]:
+    one = models.llama(at / "one")
+    return Engine(str(one)), Engine(str(shutil.copytree(one, at / "elsewhere" / "by another name")))
+
+
+def _tokenizer(at: Path) -> tuple[Engine, Engine]:
+    one = models.llama(at / "one")
+    two = shutil.copytree(one, at / "two")
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json"):
+        with (two / name).open("a") as file:
+            file.write("\n")
+    (two / "chat_template.jinja").write_text("{{ messages }}")
+    (two / "README.md").write_text("read me")
+    return Engine(str(one)), Engine(str(two))
+
+
+WEIGHTS: Holes = [(NAMESPACE, "weights", "w")]
+MODEL: Holes = [(OPTIONS, "_of_model", "m")]
+
+CHANGES = (
+    Case("weights", _weights, WEIGHTS),
+    Case("one row of weights, sampled", _row, WEIGHTS),
+    Case("one row of weights, full", _row, WEIGHTS, settings={"weights": "full"}),
+    Case(
+        "a file rewritten in place, its time kept",
+        _llamas(),
+        WEIGHTS,
+        meanwhile=_rewritten,
+        settings={"weights": "full"},
+    ),
+    Case(
+        "a file replaced between load and fingerprint",
+        _replaced_while_loading,
+        [("kvdepot.engine.weights", "changed_since", None)],
+    ),
+    Case("RoPE in config.json", _rope, MODEL),
+    Case(
+        "--hf-overrides",
+        _llamas(options={"hf_overrides": {"rope_parameters": LINEAR}}),
+        MODEL,
+    ),
+    Case("length under LongRoPE", _longrope(512, 1024), [(OPTIONS, "length_of", None)]),
+    Case(
+        "dtype",
+        _dtypes,
+        [
+            (NAMESPACE, "layout_of_group", "l"),
+            (NAMESPACE, "_dtype", "d"),
+            (OPTIONS, "_KINDS", {"model_config.dtype": "harmless"}),
+        ],
+    ),
+    Case(
+        "an environment variable that the loader reads",
+        _llamas(environment={"VLLM_TEST_FORCE_LOAD_FORMAT": "dummy"}),
+        [*WEIGHTS, (OPTIONS, "variables", ())],
+    ),
+    Case(
+        "LoRA files",
+        _adapters,
+        [("kvdepot.vllm.adapters.AdapterFingerprints", "of", "a")],
+        prompts=_under_adapter,
+        meanwhile=_other_adapter,
+    ),
+    Case(
+        "LoRA modules",
+        _adapter_modules,
+        [(OPTIONS, "_KINDS", {"lora_config.target_modules": "harmless"})],
+        prompts=_under_adapter,
+    ),
+    Case(
+        "processor options",
+        _images,
+        [(OPTIONS, "_KINDS", {"model_config.multimodal_config.mm_processor_kwargs": "harmless"})],
+        prompts=_image,
+    ),
+    Case(
+        "processor files",
+        _processor,
+        [(NAMESPACE, "processor", "p")],
+        prompts=_image,
+        meanwhile=_other_processor,
+    ),
+)
+
+HARMLESS = (
+    Case("nothing", _llamas()),
+    Case("the same files elsewhere", _elsewhere),
+    Case("tokenizer, chat template and README", _tokenizer),
+    Case("--max-num-seqs", _llamas(options={"max_num_seqs": 2})),
+    Case("--max-num-batched-tokens", _llamas(options={"max_num_batched_tokens": 2048})),
+    Case("--max-model-len", _llamas(options={"max_model_len": 2048})),
+    Case("length under LongRoPE, on the same side", _longrope(256, 500)),
+    Case("--seed", _llamas(options={"seed": 7})),
+    Case("--served-model-name", _llamas(options={"served_model_name": "another"})),
+    Case("--generation-config", _llamas(options={"generation_config": "vllm"})),
+    Case("--enable-lora, for prompts without an adapter", _llamas(options=LORA)),
+    Case("VLLM_LOGGING_LEVEL", _llamas(environment={"VLLM_LOGGING_LEVEL": "ERROR"})),
+    Case("the executor", _llamas(options={"distributed_executor_backend": "mp"})),
+    Case("an image", _processor, prompts=_image),
+    Case(
+        "text before an image, other processor options",
+        _images,
+        prompts=lambda _: (Prompt(tokens(170)),),
+    ),
+)

@@ -1,0 +1,258 @@
+"""vLLM engines, one after the other: each in a process that is forked off one which has imported
+vLLM, so that a start takes seconds.
+
+Run as a program, this is that process: it reads one JSON object a line, forks, and prints what the
+engine answered as one line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+OUTPUT_TOKENS = 6
+# Engines that are equal differ by less, whatever was served from where.
+TOLERANCE = 2e-3
+ENGINE_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is asked."""
+
+    tokens: list[int]
+    image: int | None = None
+    """Number of the image that stands in the prompt."""
+    adapter: str | None = None
+    """Path of the LoRA adapter that it runs under."""
+    salt: str | None = None
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How an engine is configured."""
+
+    model: str
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of vLLM, beside those that all engines have."""
+    environment: dict[str, str] = field(default_factory=dict)
+    connector: dict[str, Any] | None = None
+    """The whole of `--kv-transfer-config`."""
+    holes: Sequence[tuple[str, str, Any]] = ()
+    """(module, name, constant): functions of the connector that are made to answer the same
+    always, so that something enters no name."""
+    steps: Sequence[str] = ()
+    """What happens between the start and the prompts: calls of vLLM's collective_rpc."""
+    before_model: Sequence[tuple[str, str]] = ()
+    """(file, source): files that are replaced while the model is loaded, after it was read."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of one prompt."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    cached: int
+    """Tokens that were served and not computed."""
+
+    def differs(self, other: Answer) -> bool:
+        """Whether the engines did not compute the same."""
+        if self.tokens != other.tokens:
+            return True
+        pairs = zip(self.logprobs, other.logprobs, strict=True)
+        return any(abs(one - two) > TOLERANCE for one, two in pairs)
+
+
+class Engines:
+    """The process that engines are forked off; it ends with the block."""
+
+    def __init__(self, say: Any = None) -> None:
+        self._log = tempfile.NamedTemporaryFile(suffix=".log", delete=False)  # noqa: SIM115
+        self.log = Path(self._log.name)
+        environment = {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "TOKENIZERS_PARALLELISM": "false",
+            **os.environ,
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "identity.engines"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
+            cwd=Path(__file__).parents[1],
+        )
+
+    def __enter__(self) -> Engines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def ask(self, engine: Engine, prompts: Sequence[Prompt]) -> list[Answer]:
+        """Start it, ask, and end it. Raises RuntimeError with what it said if it does not work."""
+        assert self._process.stdin
+        assert self._process.stdout
+        json.dump([asdict(engine), [asdict(prompt) for prompt in prompts]], self._process.stdin)
+        print(file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"no engine can be started: see {self.log}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return [Answer(**one) for one in answer["answers"]]
+
+
+def main() -> None:
+    """The process that engines are forked off."""
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+    from vllm import LLM  # noqa: F401
+
+    # What an engine prints must not get between the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        engine, prompts = json.loads(line)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            try:
+                found: dict[str, Any] = {"answers": _serve(engine, prompts)}
+            except BaseException as error:
+                traceback.print_exc()
+                found = {"error": f"{type(error).__name__}: {error}"}
+            with os.fdopen(writing, "w") as pipe:
+                json.dump(found, pipe)
+            sys.stderr.flush()
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            text = pipe.read()
+        os.waitpid(child, 0)
+        print(text or '{"error": "the engine died"}', file=answers, flush=True)
+
+
+def _serve(engine: dict[str, Any], prompts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    from vllm import LLM, SamplingParams
+
+    os.environ.update(engine["environment"])
+    for module, name, constant in engine["holes"]:
+        _hole(module, name, constant)
+    _replace_while_loading(engine["before_model"])
+    chosen: dict[str, Any] = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "block_size": 32,
+        "max_model_len": 1024,
+        "max_num_seqs": 4,
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+    }
+    if engine["connector"]:
+        chosen["kv_transfer_config"] = engine["connector"]
+    llm = LLM(model=engine["model"], **(chosen | engine["options"]))
+    for step in engine["steps"]:
+        llm.collective_rpc(step)
+    sampling = SamplingParams(
+        temperature=0, max_tokens=OUTPUT_TOKENS, min_tokens=OUTPUT_TOKENS, logprobs=0
+    )
+    answers = []
+    for prompt in prompts:
+        (output,) = llm.generate(
+            [_prompt(prompt)], sampling, lora_request=_adapter(prompt), use_tqdm=False
+        )
+        (said,) = output.outputs
+        answers.append(
+            {
+                "tokens": list(said.token_ids),
+                "logprobs": [
+                    one[token].logprob
+                    for token, one in zip(said.token_ids, said.logprobs, strict=True)
+                ],
+                "cached": output.num_cached_tokens or 0,
+            }
+        )
+    if engine["connector"]:
+        # Stores end in later steps.
+        for number in range(3):
+            llm.generate([{"prompt_token_ids": [5 + number] * 3}], sampling, use_tqdm=False)
+    llm.llm_engine.engine_core.shutdown()
+    return answers
+
+
+def _hole(module: str, name: str, constant: Any) -> None:
+    """From now on the function answers the same always; a dictionary is changed instead."""
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError:
+        # A class of it.
+        outer, _, inner = module.rpartition(".")
+        found = getattr(importlib.import_module(outer), inner)
+    now = getattr(found, name)
+    if isinstance(now, dict):
+        now.update(constant)
+    else:
+        setattr(found, name, lambda *_, **__: constant)
+
+
+def _replace_while_loading(files: list[tuple[str, str]]) -> None:
+    """Replace files as soon as the model is loaded, before any connector sees them."""
+    if not files:
+        return
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    load = CPUModelRunner.load_model
+
+    def load_and_replace(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loaded = load(self, *args, **kwargs)
+        for file, source in files:
+            beside = f"{file}.new"
+            Path(beside).write_bytes(Path(source).read_bytes())
+            os.replace(beside, file)
+        return loaded
+
+    CPUModelRunner.load_model = load_and_replace
+
+
+def _prompt(prompt: dict[str, Any]) -> Any:
+    made: dict[str, Any] = {"prompt_token_ids": prompt["tokens"]}
+    if prompt["salt"] is not None:
+        made["cache_salt"] = prompt["salt"]
+    if prompt["image"] is not None:
+        import numpy
+        from PIL import Image
+
+        random = numpy.random.default_rng(prompt["image"])
+        pixels = random.integers(0, 255, (336, 336, 3), dtype=numpy.uint8)
+        made["multi_modal_data"] = {"image": Image.fromarray(pixels)}
+    return made
+
+
+def _adapter(prompt: dict[str, Any]) -> Any:
+    if prompt["adapter"] is None:
+        return None
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest("adapter", 1, prompt["adapter"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the connectors of all engines share: how a block's name covers an engine's configuration."""

@@ -1,0 +1,216 @@
+"""What identifies a model's weights: names, sizes, headers and a sample, or all of their bytes.
+
+Reading tens of gigabytes to hash them would delay every start by minutes. Names and sizes alone
+miss the case that hurts, two fine-tunings of the same shape. So a file is sampled: its header, one
+page of each MiB, and at least one of each tensor. A change that lies between those pages, a few
+rows of an embedding for example, goes unnoticed; `full` reads everything. A file in the Hugging
+Face cache is a link whose target is named after its content; then the name is enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import hashlib
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import kvdepot
+
+SAMPLED, FULL = "sampled", "full"
+PAGE_BYTES = 4096
+SAMPLED_BYTES = 1 << 20
+# Spreads the pages, so that no regular pattern of changes lies between them.
+STRIDE = 2654435761
+# Larger headers do not exist; a corrupt length must not make us read a file.
+MAX_HEADER_BYTES = 1 << 28
+# Files up to this size are read whole.
+SMALL_BYTES = 64 << 10
+
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
+# Files of a model's directory that no keys and values depend on.
+HARMLESS_FILES = {
+    "blocks are named by token ids": "tokenizer* vocab* merges.txt special_tokens_map.json "
+    "added_tokens.json tekken.json *.model *.tiktoken",
+    "how prompts are written, and how tokens are drawn": "*.jinja chat_template* "
+    "generation_config.json",
+    "engines hand over what they made of it, which counts": "config.json params.json",
+    "says which file has which tensor, as the files' headers do": "*.index.json",
+    "for people": "*.md *.txt *.rst *.pdf *.png *.jpg *.jpeg *.gif *.svg *.ipynb LICENSE* NOTICE* "
+    "README* .git* .DS_Store",
+    "other programs' working files": "*.lock *.tmp *.incomplete *.metadata",
+}
+# They count where something that is no text is put in.
+PROCESSOR_FILES = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "audio_preprocessor_config.json",
+)
+
+
+def mode_of(setting: str) -> str:
+    """How files are read, for a setting `sampled`, `full` or a text that names the weights."""
+    return FULL if setting == FULL else SAMPLED
+
+
+def of_directory(directory: Path, mode: str = SAMPLED, *, code: bool = True) -> str:
+    """Fingerprint (64 hex digits) of the files of a model's or an adapter's directory.
+
+    `code` is whether Python files count, which an engine runs only if it trusts them. Raises
+    OSError where a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in files_of(directory):
+        if path.suffix != ".py" or code:
+            _add(digest, path.name, of_file(path, mode))
+    return digest.hexdigest()
+
+
+def files_of(directory: Path) -> list[Path]:
+    """The files of a model's directory that count, in order."""
+    left_out = " ".join(HARMLESS_FILES.values()).split()
+    return [
+        path
+        for path in sorted(directory.iterdir())
+        if path.is_file()
+        and path.name not in PROCESSOR_FILES
+        and not any(fnmatch.fnmatch(path.name, pattern) for pattern in left_out)
+    ]
+
+
+def of_processor(directory: Path) -> str:
+    """Fingerprint (64 hex digits) of the files that say how images, audio and video are read."""
+    digest = hashlib.sha256()
+    for name in PROCESSOR_FILES:
+        with contextlib.suppress(FileNotFoundError):
+            _add(digest, name, hashlib.sha256((directory / name).read_bytes()).hexdigest())
+    return digest.hexdigest()
+
+
+def has_weights(directory: Path) -> bool:
+    """Whether there are files of weights in a directory."""
+    return any(path.suffix in WEIGHT_SUFFIXES for path in directory.iterdir())
+
+
+def of_file(path: Path, mode: str = SAMPLED) -> str:
+    """Fingerprint (64 hex digits) of one file; `mode` is `sampled` or `full`."""
+    blob = content_name(path)
+    if blob is not None:
+        return hashlib.sha256(b"blob" + blob.encode()).hexdigest()
+    if mode == FULL:
+        return hashlib.sha256(b"full" + _full(path).encode()).hexdigest()
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        _add(digest, "size", str(size))
+        for offset, length in _pieces(file.fileno(), size, path.suffix):
+            digest.update(os.pread(file.fileno(), length, offset))
+    return digest.hexdigest()
+
+
+def changed_since(directory: Path, seconds: float) -> Path | None:
+    """A file that counts and was written or replaced after a time since the epoch."""
+    for path in files_of(directory):
+        if content_name(path) is None and path.stat().st_ctime > seconds:
+            return path
+    return None
+
+
+def content_name(path: Path) -> str | None:
+    """The content hash that the Hugging Face cache names a file after."""
+    if not path.is_symlink():
+        return None
+    target = Path(os.readlink(path))
+    name = target.name
+    is_hash = len(name) in (40, 64) and all(c in "0123456789abcdef" for c in name)
+    return name if target.parent.name == "blobs" and is_hash else None
+
+
+def _full(path: Path) -> str:
+    """SHA-256 of a file, from the cache if the file is what it was."""
+    stat = path.stat()
+    state = [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+    cache = _cache_directory() / hashlib.sha256(str(path.resolve()).encode()).hexdigest()
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        known = json.loads(cache.read_text())
+        if known["state"] == state:
+            return str(known["sha256"])
+    with path.open("rb", buffering=0) as file:
+        digest = hashlib.file_digest(file, "sha256")
+        now = os.fstat(file.fileno())
+    after = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns]
+    if after != state:
+        raise kvdepot.ConfigError(f"weights: {str(path)!r} was written while it was read")
+    with contextlib.suppress(OSError):
+        _write(cache, json.dumps({"state": state, "sha256": digest.hexdigest()}))
+    return digest.hexdigest()
+
+
+def _cache_directory() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "kvdepot" / "weights"
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)
+
+
+def _pieces(descriptor: int, size: int, suffix: str) -> Iterator[tuple[int, int]]:
+    """(offset, length) of everything that enters the fingerprint of a file."""
+    if size <= SMALL_BYTES:
+        yield 0, size
+        return
+    if suffix == ".safetensors":
+        (header_length,) = struct.unpack("<Q", os.pread(descriptor, 8, 0))
+        if header_length <= min(size - 8, MAX_HEADER_BYTES):
+            begin = 8 + header_length
+            yield 0, begin
+            at = begin
+            for start, end in _tensors(os.pread(descriptor, header_length, 8)):
+                yield from _pages(begin + start, min(begin + end, size))
+                at = max(at, begin + end)
+            # What no tensor claims.
+            yield from _pages(min(at, size), size)
+            return
+    yield 0, PAGE_BYTES
+    yield from _pages(0, size)
+    yield size - PAGE_BYTES, PAGE_BYTES
+
+
+def _pages(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """A page of each MiB of a range, at least one of the whole."""
+    for number, first in enumerate(range(start, end, SAMPLED_BYTES)):
+        last = min(first + SAMPLED_BYTES, end)
+        # Whole pages of the file where there are any.
+        low = -(-first // PAGE_BYTES)
+        count = last // PAGE_BYTES - low
+        if count > 0:
+            yield (low + number * STRIDE % count) * PAGE_BYTES, PAGE_BYTES
+        else:
+            yield first, min(PAGE_BYTES, last - first)
+
+
+def _tensors(header: bytes) -> list[tuple[int, int]]:
+    try:
+        entries = json.loads(header)
+        ranges = [e["data_offsets"] for name, e in entries.items() if name != "__metadata__"]
+        return sorted((int(start), int(end)) for start, end in ranges)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        # Not a header that we understand; the engine will say so when it loads the file.
+        return []
+
+
+def _add(digest: hashlib._Hash, name: str, value: str) -> None:
+    for text in (name, value):
+        data = text.encode()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)

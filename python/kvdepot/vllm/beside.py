@@ -1,0 +1,67 @@
+"""What the keys and values of a request's block depend on beside its tokens.
+
+vLLM's block hash covers the tokens, the adapter's name and the images' hashes. It does not cover
+the adapter's files, nor the options that say how an adapter is applied and how an image is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from kvdepot.engine import options
+from kvdepot.engine import weights as engine_weights
+from kvdepot.vllm import namespace as vllm_namespace
+from kvdepot.vllm import options as vllm_options
+from kvdepot.vllm.adapters import AdapterFingerprints
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What is added to the hashes of a request's blocks."""
+
+    adapter: bytes = b""
+    """Fingerprint of the adapter's files, and of the options that apply it."""
+    media: bytes = b""
+    """Fingerprint of the options and files that images, audio and video are read by."""
+    media_from: int = 0
+    """The first token that is no text: blocks that end behind it depend on `media`."""
+
+    def key(self, block_hash: bytes, end_token: int | None) -> bytes:
+        """The key of a block that ends at that token; None for a block whose place is unknown."""
+        media = self.media if end_token is None or end_token > self.media_from else b""
+        if not self.adapter and not media:
+            return block_hash
+        # Both have a fixed length.
+        parts = len(self.adapter).to_bytes(8, "little") + self.adapter + media
+        return hashlib.sha256(block_hash + parts).digest()
+
+
+NOTHING = Beside()
+
+
+class Fingerprints:
+    """What an engine's requests have beside their tokens."""
+
+    def __init__(self, vllm_config: Any, weights: str) -> None:
+        """`weights` is the setting of that name."""
+        found = vllm_options.of(vllm_config)
+        self._of_adapters = AdapterFingerprints(engine_weights.mode_of(weights))
+        self._adapter_options = found.adapter
+        self._media = b""
+        if vllm_config.model_config.multimodal_config is not None:
+            files = vllm_namespace.processor(vllm_config)
+            self._media = options.digest_of([files, found.media]).encode()
+
+    def of(self, request: Any) -> Beside:
+        """For one of vLLM's requests; to be called once, before its first block is looked up."""
+        adapter = b""
+        if request.lora_request is not None:
+            files = self._of_adapters.of(request.lora_request)
+            adapter = options.digest_of([files, self._adapter_options]).encode()
+        offsets = [feature.mm_position.offset for feature in request.mm_features]
+        if not adapter and not offsets:
+            return NOTHING
+        media = self._media if offsets else b""
+        return Beside(adapter, media, min(offsets, default=0))

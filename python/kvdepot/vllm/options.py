@@ -1,0 +1,200 @@
+"""What vLLM's options add to the names of blocks; `option_tables` says which of them count."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm import envs
+
+from kvdepot.engine import options, weights
+from kvdepot.vllm.option_tables import (
+    FOR_MEDIA,
+    HARMLESS,
+    RESOLVED,
+    UNDER_ADAPTERS,
+)
+from kvdepot.vllm.variable_tables import HARMLESS_VARIABLES
+
+# A draft model is configured as its target is.
+SAME = {
+    "speculative_config.draft_model_config": "model_config",
+    "speculative_config.draft_load_config": "load_config",
+}
+# RoPE whose frequencies do not depend on `max_model_len`.
+ROPE_OF_ANY_LENGTH = frozenset(
+    {
+        "bailing_mrope", "deepseek_llama_scaling", "deepseek_yarn", "default", "linear", "llama3",
+        "mllama4", "mrope", "ntk", "openpangu", "proportional", "yarn",
+    }
+)  # fmt: skip
+# From this length on, Llama 4 scales its queries, unless it is told otherwise.
+LLAMA4_LENGTH = 32768
+# The model's own configuration: its names and versions, and what models write into it as they are
+# built, which `length_of` resolves.
+NOT_OF_THE_NUMBERS = ("_name_or_path", "transformers_version")
+WRITTEN_BY_MODELS = ("attn_temperature_tuning", "max_model_len")
+# Variables of the libraries below vLLM that change what a layer computes.
+OTHER_VARIABLES = (
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "FLASHINFER_EXTRA_CUDAFLAGS",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+PLUGINS = ("vllm.general_plugins", "vllm.platform_plugins")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an engine's options add to the names of its blocks, as texts."""
+
+    base: str
+    """For every block."""
+    adapter: str
+    """For blocks that are computed under a LoRA adapter."""
+    media: str
+    """For blocks at or behind an image, a video or audio."""
+
+
+def of(vllm_config: Any) -> Options:
+    """The options of an engine, in any of its processes."""
+    found: dict[str, dict[str, Any]] = {"base": {}, "adapter": {}, "media": {}}
+    for name, value in options.walk(vllm_config):
+        kind = kind_of(name)
+        if kind in found:
+            found[kind][name] = _value(name, value)
+    model = vllm_config.model_config
+    speculative = vllm_config.speculative_config
+    draft = getattr(speculative, "draft_model_config", None)
+    for prefix, config in (("", model), ("speculative_config.draft_", draft)):
+        if config is not None:
+            found["base"] |= {
+                f"{prefix}model_config.hf_config": options.digest_of(_of_model(config.hf_config)),
+                f"{prefix}model_config.max_model_len": length_of(config),
+            }
+    found["base"] |= {
+        "environment": dict(variables(os.environ)),
+        "plugins": plugins(),
+    }
+    multimodal = model.multimodal_config
+    scales = getattr(multimodal, "mm_encoder_fp8_scale_path", None) if multimodal else None
+    if scales is not None:
+        found["media"]["scales"] = weights.of_file(Path(scales), weights.FULL)
+    texts = {kind: options.text_of(of_kind) for kind, of_kind in found.items()}
+    return Options(**texts)
+
+
+def kind_of(name: str) -> str:
+    """`base`, `adapter`, `media`, `resolved` or `harmless`, for an option's dotted name."""
+    for prefix, same in SAME.items():
+        if name.startswith(f"{prefix}."):
+            name = same + name.removeprefix(prefix)
+    return _KINDS.get(name, "base")
+
+
+def length_of(model_config: Any) -> Any:
+    """What of `max_model_len` keys and values depend on; None where they do not."""
+    config = model_config.hf_config
+    length = int(model_config.max_model_len)
+    said = json.loads(config.to_json_string(use_diff=False))
+    text = model_config.hf_text_config
+    parts: dict[str, Any] = {}
+    if any("llama4" in str(name).lower() for name in getattr(config, "architectures", None) or ()):
+        generation = dict(model_config.try_get_generation_config())
+        generation.update(model_config.override_generation_config)
+        parts["temperature"] = generation.get("attn_temperature_tuning", length > LLAMA4_LENGTH)
+    is_foreign = model_config.model_impl == "transformers" or (
+        model_config.trust_remote_code and "auto_map" in said
+    )
+    for rope in set(_rope_types(said)) - ROPE_OF_ANY_LENGTH:
+        if rope == "longrope" and not is_foreign:
+            original = _original_length(said) or text.max_position_embeddings
+            parts["long"] = length > int(original)
+        else:
+            is_foreign = True
+    if is_foreign:
+        parts["length"] = length
+    return parts or None
+
+
+def variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The environment variables that count, where they are set."""
+    harmless = {name for names in HARMLESS_VARIABLES.values() for name in names.split()}
+    for name, value in sorted(environment.items()):
+        is_engines = name.startswith("VLLM_") or name in envs.environment_variables
+        is_left_out = name in harmless or options.is_secret(name)
+        if (is_engines or name in OTHER_VARIABLES) and not is_left_out:
+            yield name, value
+
+
+def plugins() -> list[str]:
+    """Other packages' code that vLLM runs, and that may patch models."""
+    allowed = envs.VLLM_PLUGINS
+    found = []
+    for group in PLUGINS:
+        for entry in importlib.metadata.entry_points(group=group):
+            is_vllms = entry.value.startswith("vllm.")
+            if not is_vllms and (allowed is None or entry.name in allowed):
+                version = entry.dist.version if entry.dist else ""
+                found.append(f"{entry.name} {version}")
+    return sorted(found)
+
+
+def _value(name: str, value: Any) -> Any:
+    """As the text has it: long ones by their digest."""
+    said = options.canonical(value)
+    return said if len(json.dumps(said)) <= 200 else options.digest_of(said)
+
+
+def _of_model(hf_config: Any) -> Any:
+    """The configuration that the model is built from; what equals its class's default is left out,
+    as in a file of it."""
+    return _without(json.loads(hf_config.to_json_string(use_diff=True)))
+
+
+def _without(value: Any) -> Any:
+    if isinstance(value, dict):
+        left_out = NOT_OF_THE_NUMBERS + WRITTEN_BY_MODELS
+        return {key: _without(one) for key, one in value.items() if key not in left_out}
+    return [_without(one) for one in value] if isinstance(value, list) else value
+
+
+def _rope_types(value: Any, *, in_rope: bool = False) -> Iterator[str]:
+    """The kinds of RoPE that a configuration names, wherever it does."""
+    if isinstance(value, dict):
+        for name in ("rope_type", "type") if in_rope else ():
+            if isinstance(value.get(name), str):
+                yield value[name]
+        for name, one in value.items():
+            yield from _rope_types(one, in_rope=in_rope or name.startswith("rope_"))
+
+
+def _original_length(value: Any) -> int | None:
+    """The length that a model with LongRoPE was trained at."""
+    if isinstance(value, dict):
+        found = value.get("original_max_position_embeddings")
+        if isinstance(found, int):
+            return found
+        return next(filter(None, map(_original_length, value.values())), None)
+    return None
+
+
+def _kinds() -> dict[str, str]:
+    kinds: dict[str, str] = {}
+    for kind, table in (("adapter", UNDER_ADAPTERS), ("media", FOR_MEDIA), ("resolved", RESOLVED)):
+        for section, listed in table.items():
+            kinds |= {f"{section}.{name}": kind for name in listed.split()}
+    for section, reasons in HARMLESS.items():
+        prefix = f"{section}." if section else ""
+        for listed in reasons.values():
+            kinds |= {f"{prefix}{name}": "harmless" for name in listed.split()}
+    return kinds
+
+
+_KINDS = _kinds()
