@@ -134,11 +134,11 @@ class EngineDouble:
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(hash_block_size, sha256)
         self.lora: LoRARequest | None = None
+        """The adapter of the requests that come."""
         self.transfer: dict[str, Any] | None = None
         """`kv_transfer_params` of the requests to come."""
         self.returned: dict[str, Any] = {}
         """By request, what goes back under that name."""
-        """The adapter of the requests that come."""
         self._count = 0
         self._counters: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self.between_steps: Callable[[], None] = lambda: None

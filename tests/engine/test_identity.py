@@ -15,6 +15,8 @@ ALWAYS = (
     "length under LongRoPE",
     "LoRA modules",
     "processor options",
+    # That something is served at all.
+    "nothing",
 )
 
 

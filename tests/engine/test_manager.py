@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kvdepot
@@ -288,11 +289,15 @@ def test_adapters_with_other_files_have_other_blocks(world: World) -> None:
     assert world.store(a, request="two") == 1
 
 
+def image_at(offset: int) -> list[Any]:
+    return [SimpleNamespace(mm_position=SimpleNamespace(offset=offset))]
+
+
 def test_blocks_behind_an_image_have_the_name_of_how_it_is_read(world: World) -> None:
     text, image = key("text"), key("image")
     # The first block ends where the image begins.
-    world.manager.set_beside("one", Beside(media=b"large", media_from=1))
-    world.manager.set_beside("two", Beside(media=b"small", media_from=1))
+    world.manager.set_beside("one", Beside(media=b"large", features=image_at(1)))
+    world.manager.set_beside("two", Beside(media=b"small", features=image_at(1)))
     assert world.store(text, image, request="one") == 2
     hits = set()
     for request in ("one", "two", "plain"):

@@ -256,6 +256,13 @@ def test_an_option_that_nobody_has_listed_counts(config: Any) -> None:
     assert said == {"VLLM_OF_A_LATER_VERSION": "1"}
 
 
+def test_what_kubernetes_writes_into_every_pod_does_not_count() -> None:
+    """For a service whose name begins with vllm."""
+    written = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP_ADDR")
+    environment = {f"VLLM_ROUTER_{name}": "10.0.0.7" for name in written}
+    assert list(vllm_options.variables(environment)) == []
+
+
 def test_a_later_version_with_more_options_keeps_the_names() -> None:
     """What equals its default is left out, so that an upgrade does not lose the store."""
 
@@ -285,6 +292,15 @@ def test_secrets_enter_no_name(config: Any) -> None:
     assert json.loads(found) == {"max_tokens": 3, "extra": {"region": "here"}}
     values = {"VLLM_API_KEY": "hunter2", "VLLM_NEW_SECRET": "hunter2", "VLLM_X_TOKEN": "hunter2"}
     assert list(vllm_options.variables(values)) == []
+
+
+def test_nothing_of_a_models_configuration_is_taken_for_a_secret(config: Any) -> None:
+    before = texts(config)
+    config.model_config.hf_config.num_experts_per_token = 4
+    try:
+        assert texts(config).base != before.base
+    finally:
+        del config.model_config.hf_config.num_experts_per_token
 
 
 def test_two_starts_have_the_same_names(tmp_path: Path) -> None:
@@ -371,12 +387,17 @@ def test_llama_4_scales_its_queries_by_length(config: Any, tmp_path: Path) -> No
 
 def test_what_a_model_writes_into_its_configuration_changes_nothing(config: Any) -> None:
     """Under one executor the scheduler sees it, under the other it does not."""
-    before = texts(config)
-    config.model_config.hf_config.attn_temperature_tuning = True
-    try:
-        assert texts(config) == before
-    finally:
-        del config.model_config.hf_config.attn_temperature_tuning
+    hf_config = config.model_config.hf_config
+    architectures = hf_config.architectures
+    for of_model, changes in (("Llama4ForCausalLM", False), ("LlamaForCausalLM", True)):
+        hf_config.architectures = [of_model]
+        before = texts(config)
+        hf_config.attn_temperature_tuning = True
+        try:
+            assert (texts(config) != before) is changes, of_model
+        finally:
+            del hf_config.attn_temperature_tuning
+            hf_config.architectures = architectures
 
 
 def test_quantization_of_the_command_line_counts(config: Any) -> None:

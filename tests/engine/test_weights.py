@@ -63,6 +63,8 @@ def test_another_fine_tuning_of_the_same_shape_differs(tmp_path: Path) -> None:
         ("preprocessor_config.json", False),
         ("quantize_config.json", True),
         ("hf_quant_config.json", True),
+        # By it vLLM chooses among files.
+        ("model.safetensors.index.json", True),
         ("modeling_remote.py", True),
         ("of_a_later_version.json", True),
         ("consolidated.00.pth", True),
@@ -241,9 +243,38 @@ class TestAdapters:
         self.write(adapter, b"x")
         seen.add(adapters.of(self.request(adapter)))
         assert len(seen) == 5
+        # Loaded again in place: vLLM's own cache still has blocks of what was there before.
+        again = {adapters.of(self.request(adapter, again=True)) for _ in range(2)}
+        assert not again & {old, new}
+        assert len(again) == 2
+        adapters.reset()
         assert adapters.of(self.request(adapter, again=True)) == old
+        assert adapters.of(self.request(adapter)) == old
         self.write(adapter, b"y")
-        assert adapters.of(self.request(adapter, again=True)) == new
+        assert adapters.of(self.request(adapter, again=True)) not in (old, new)
+        adapters.reset()
+        assert adapters.of(self.request(adapter, again=True)) != old
+
+    def test_another_adapter_at_a_path_that_has_changed_is_not_trusted(self, adapter: Path) -> None:
+        """vLLM's block hashes have its name and path."""
+        adapters = AdapterFingerprints()
+        adapters.of(self.request(adapter, 1))
+        self.write(adapter, b"y")
+        of_now = AdapterFingerprints().of(self.request(adapter, 2))
+        assert adapters.of(self.request(adapter, 2)) != of_now
+        adapters.reset()
+        assert adapters.of(self.request(adapter, 2)) == of_now
+
+    def test_files_that_are_written_while_they_are_read_end_no_request(
+        self, adapter: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def written(*_: object) -> str:
+            raise kvdepot.ConfigError("weights: was written while it was read")
+
+        monkeypatch.setattr(engine_weights, "of_directory", written)
+        adapters = AdapterFingerprints("full")
+        found = {adapters.of(self.request(adapter)) for _ in range(2)}
+        assert len(found) == 2
 
     def test_an_id_that_gets_another_path_is_not_trusted(
         self, adapter: Path, tmp_path: Path
@@ -252,6 +283,7 @@ class TestAdapters:
         adapters = AdapterFingerprints()
         known = adapters.of(self.request(adapter))
         assert adapters.of(self.request(other)) != known
+        adapters.reset()
         assert adapters.of(self.request(other, again=True)) == known
 
     def test_paths_are_resolved_as_the_engine_resolves_them(
@@ -338,6 +370,12 @@ class TestModels:
         one, two = (self.weights(name, text) for text in ("of monday", "of tuesday"))
         assert one != two
         assert one == self.weights(name, "of monday")
+
+    def test_weights_that_other_options_lead_to_have_to_be_named(self, tmp_path: Path) -> None:
+        one = model(tmp_path / "one", {"a": b"x"})
+        with pytest.raises(kvdepot.ConfigError, match="load format 'tensorizer'"):
+            self.weights(one, load_format="tensorizer")
+        assert self.weights(one, "of monday", load_format="tensorizer")
 
     def test_a_text_is_added_to_what_can_be_identified(self, tmp_path: Path) -> None:
         one = model(tmp_path / "one", {"a": b"x"})

@@ -14,7 +14,6 @@ import fnmatch
 import hashlib
 import json
 import os
-import struct
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +39,6 @@ HARMLESS_FILES = {
     "how prompts are written, and how tokens are drawn": "*.jinja chat_template* "
     "generation_config.json",
     "engines hand over what they made of it, which counts": "config.json params.json",
-    "says which file has which tensor, as the files' headers do": "*.index.json",
     "for people": "*.md *.txt *.rst *.pdf *.png *.jpg *.jpeg *.gif *.svg *.ipynb LICENSE* NOTICE* "
     "README* .git* .DS_Store",
     "other programs' working files": "*.lock *.tmp *.incomplete *.metadata",
@@ -170,7 +168,8 @@ def _pieces(descriptor: int, size: int, suffix: str) -> Iterator[tuple[int, int]
         yield 0, size
         return
     if suffix == ".safetensors":
-        (header_length,) = struct.unpack("<Q", os.pread(descriptor, 8, 0))
+        # Nothing where the file has been cut meanwhile.
+        header_length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
         if header_length <= min(size - 8, MAX_HEADER_BYTES):
             begin = 8 + header_length
             yield 0, begin
@@ -211,6 +210,6 @@ def _tensors(header: bytes) -> list[tuple[int, int]]:
 
 def _add(digest: hashlib._Hash, name: str, value: str) -> None:
     for text in (name, value):
-        data = text.encode()
+        data = os.fsencode(text)
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)

@@ -134,12 +134,13 @@ _State: TypeAlias = tuple[list[_Seen], bytes, list[tuple[str, str]]]
 def _sample(tensors: Iterable[torch.Tensor]) -> bytes:
     """Some values of each tensor: torch does not count changes under `inference_mode`, nor those
     through `.data`."""
-    samples = []
+    samples: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)
         step = max(1, flat.numel() // SAMPLED_VALUES)
-        samples.append(flat[::step][:SAMPLED_VALUES].contiguous().view(torch.uint8))
-    return bytes(torch.cat(samples).cpu().numpy().tobytes()) if samples else b""
+        some = flat[::step][:SAMPLED_VALUES].contiguous().view(torch.uint8)
+        samples.setdefault(tensor.device, []).append(some)
+    return b"".join(torch.cat(each).cpu().numpy().tobytes() for each in samples.values())
 
 
 def _hash(tensors: Iterator[tuple[str, torch.Tensor]]) -> str:

@@ -8,6 +8,7 @@ import secrets
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import kvdepot
 from kvdepot.engine import weights
 
 
@@ -17,12 +18,16 @@ class AdapterFingerprints:
     The engine loads an adapter's files when it first sees its id, or for
     `load_inplace`, and goes on with what it loaded when they change. It may
     also drop it and load it again, unseen from here: once the files have
-    changed, nobody can tell which ones a block was computed with.
+    changed, nobody can tell which ones a block was computed with. Nor do the
+    names of vLLM's own blocks say it: until its cache is reset, those of the
+    files before are offered for storing under the files of now.
     """
 
     def __init__(self, mode: str = weights.SAMPLED) -> None:
         self._mode = mode
         self._known: dict[int, tuple[_State | None, str]] = {}
+        # By path, since the last reset; None for files that have changed since.
+        self._served: dict[str, _State | None] = {}
 
     def of(self, adapter: Any) -> str:
         """Fingerprint for one request with `adapter`, one of vLLM's LoRARequests.
@@ -35,12 +40,22 @@ class AdapterFingerprints:
         if known is None or (adapter.load_inplace and known[0] != state):
             fingerprint = ""
             if state is not None:
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, kvdepot.Error):
                     fingerprint = weights.of_directory(Path(state[0]), self._mode)
             known = self._known[adapter.lora_int_id] = (state, fingerprint)
         elif known[0] != state:
             known = self._known[adapter.lora_int_id] = (None, "")
-        return known[1] or secrets.token_hex(32)
+        fingerprint = known[1]
+        if self._served.setdefault(adapter.lora_path, known[0]) != known[0]:
+            # vLLM's own cache may have blocks of the files before, under the same hashes.
+            self._served[adapter.lora_path] = None
+        if self._served[adapter.lora_path] is None:
+            fingerprint = ""
+        return fingerprint or secrets.token_hex(32)
+
+    def reset(self) -> None:
+        """vLLM's own cache is empty."""
+        self._served.clear()
 
 
 _State: TypeAlias = tuple[str, tuple[tuple[str, int, int], ...]]

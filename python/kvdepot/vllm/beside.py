@@ -7,6 +7,7 @@ the adapter's files, nor the options that say how an adapter is applied and how 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +26,16 @@ class Beside:
     """Fingerprint of the adapter's files, and of the options that apply it."""
     media: bytes = b""
     """Fingerprint of the options and files that images, audio and video are read by."""
-    media_from: int = 0
-    """The first token that is no text: blocks that end behind it depend on `media`."""
+    features: Sequence[Any] = ()
+    """vLLM's list of the request's images and so on, in order; a session's may grow. Blocks that
+    end behind the first token of the first one depend on `media`."""
 
     def key(self, block_hash: bytes, end_token: int | None) -> bytes:
         """The key of a block that ends at that token; None for a block whose place is unknown."""
-        media = self.media if end_token is None or end_token > self.media_from else b""
+        media = b""
+        if self.features:
+            begin = self.features[0].mm_position.offset
+            media = self.media if end_token is None or end_token > begin else b""
         if not self.adapter and not media:
             return block_hash
         # Both have a fixed length.
@@ -60,8 +65,10 @@ class Fingerprints:
         if request.lora_request is not None:
             files = self._of_adapters.of(request.lora_request)
             adapter = options.digest_of([files, self._adapter_options]).encode()
-        offsets = [feature.mm_position.offset for feature in request.mm_features]
-        if not adapter and not offsets:
+        if not adapter and not self._media:
             return NOTHING
-        media = self._media if offsets else b""
-        return Beside(adapter, media, min(offsets, default=0))
+        return Beside(adapter, self._media, request.mm_features)
+
+    def reset(self) -> None:
+        """vLLM's own cache is empty."""
+        self._of_adapters.reset()

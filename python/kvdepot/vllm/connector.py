@@ -240,6 +240,7 @@ class KvdepotConnector(OffloadingConnector):
         """As vLLM does. Requests that it lets go on with what they had are not stored any more:
         vLLM offers all of them again, from their first block on."""
         done = super().reset_cache()
+        self._fingerprints.reset()
         for name, state in self.scheduler._req_status.items():
             if state.req.num_computed_tokens > 0:
                 self.manager.stop_storing(name)

@@ -8,6 +8,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from vllm.logger import init_logger
@@ -26,6 +27,16 @@ from kvdepot.vllm.settings import TierSettings
 logger = init_logger("vllm.kvdepot.namespace")
 
 HASH_ALGORITHMS = ("sha256", "sha256_cbor")
+# Load formats that read the files of the model's directory; others read what their options name.
+FORMATS_OF_THE_MODELS_FILES = frozenset(
+    {
+        "auto", "bitsandbytes", "fastsafetensors", "gguf", "hf", "instanttensor", "mistral",
+        "npcache", "pt", "runai_streamer", "runai_streamer_sharded", "safetensors", "sharded_state",
+    }
+)  # fmt: skip
+# Of configurations of models that are put together: other models whose weights are loaded.
+OTHER_MODELS = ("text_model_id", "audio_model_id")
+SUBFOLDERS = ("whisper-large-v3",)
 
 
 def fields(vllm_config: Any, salt: str | None, weights: str) -> dict[str, Any]:
@@ -184,12 +195,14 @@ def _files(vllm_config: Any, model: Any, load: Any, mode: str, text: str | None)
     if load.load_format == "dummy":
         return f"dummy, seed {model.seed}"
     path = Path(model.model)
-    if path.is_file():
+    is_read = load.load_format in FORMATS_OF_THE_MODELS_FILES
+    if path.is_file() and is_read:
         return engine_weights.of_file(path, mode)
     directory = _directory(model, load)
-    if directory is not None and engine_weights.has_weights(directory):
+    if directory is not None and is_read and engine_weights.has_weights(directory):
         found = engine_weights.of_directory(directory, mode, code=model.trust_remote_code)
-        return found + _unless_changed(vllm_config, directory)
+        others = [_beside(one, load, mode, text) for one in _others(model, directory)]
+        return " ".join([found, *others]) + _unless_changed(vllm_config, directory)
     if text is None:
         raise kvdepot.ConfigError(
             f"--model: the weights of {model.model!r} are not in files of this host (load format "
@@ -200,11 +213,32 @@ def _files(vllm_config: Any, model: Any, load: Any, mode: str, text: str | None)
     return "named"
 
 
+def _others(model: Any, directory: Path) -> list[str]:
+    """Directories and ids of models whose weights or code are loaded beside the model's own."""
+    config = getattr(model, "hf_config", None)
+    found = [getattr(config, name, None) for name in OTHER_MODELS]
+    found += [str(directory / name) for name in SUBFOLDERS if (directory / name).is_dir()]
+    if model.trust_remote_code:
+        code = (getattr(config, "auto_map", None) or {}).values()
+        found += sorted({str(one).partition("--")[0] for one in code if "--" in str(one)})
+    return [str(one) for one in found if one]
+
+
+def _beside(name: str, load: Any, mode: str, text: str | None) -> str:
+    directory = _directory(SimpleNamespace(model=name, revision=None), load)
+    if directory is None and text is None:
+        raise kvdepot.ConfigError(
+            f"--model: it loads weights or code of {name!r} too, which are not in files of this "
+            "host; give a text that names them as 'weights' in kv_connector_extra_config"
+        )
+    return "named" if directory is None else engine_weights.of_directory(directory, mode)
+
+
 def _unless_changed(vllm_config: Any, directory: Path) -> str:
     """Nothing; a random text where a file was replaced since vLLM began to start: it may have been
     loaded before or after."""
     # The time in nanoseconds at which the configuration was made.
-    began = str(vllm_config.instance_id)
+    began = str(vllm_config.instance_id).partition("_")[0]
     if not (began.isdecimal() and len(began) == len("1700000000000000000")):
         return ""
     changed = engine_weights.changed_since(directory, int(began) / 1e9)

@@ -178,7 +178,7 @@ HARMLESS: dict[str, dict[str, str]] = {
     },
     "model_config": {
         "the same files under another path, and what they are is fingerprinted": """
-            model model_weights hf_config_path revision code_revision tokenizer_revision
+            model model_weights hf_config_path revision tokenizer_revision
             config_format
         """,
         "the resolved configuration counts": """
@@ -385,8 +385,8 @@ COUNTS: dict[str, str] = {
         additional_config
     """,
     "model_config": """
-        dtype quantization quantization_config disable_sliding_window model_class_overrides
-        model_impl
+        code_revision dtype quantization quantization_config disable_sliding_window
+        model_class_overrides model_impl
     """,
     "model_config.quantization_config": """
         ignore targets

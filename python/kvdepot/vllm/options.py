@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,10 +37,11 @@ ROPE_OF_ANY_LENGTH = frozenset(
 )  # fmt: skip
 # From this length on, Llama 4 scales its queries, unless it is told otherwise.
 LLAMA4_LENGTH = 32768
-# The model's own configuration: its names and versions, and what models write into it as they are
-# built, which `length_of` resolves.
+# Of the model's own configuration.
 NOT_OF_THE_NUMBERS = ("_name_or_path", "transformers_version")
-WRITTEN_BY_MODELS = ("attn_temperature_tuning", "max_model_len")
+# What vLLM's models write into it as they are built, by a part of the architecture's name;
+# `length_of` resolves it.
+WRITTEN_BY_MODELS = {"llama4": "attn_temperature_tuning", "minimax": "max_model_len"}
 # Variables of the libraries below vLLM that change what a layer computes.
 OTHER_VARIABLES = (
     "DNNL_DEFAULT_FPMATH_MODE",
@@ -47,6 +50,8 @@ OTHER_VARIABLES = (
     "ONEDNN_DEFAULT_FPMATH_MODE",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )
+# Written into every pod for a service whose name begins with "vllm".
+OF_KUBERNETES = re.compile(r"_(SERVICE_HOST|SERVICE_PORT|PORT)(_|$)")
 PLUGINS = ("vllm.general_plugins", "vllm.platform_plugins")
 
 
@@ -75,7 +80,7 @@ def of(vllm_config: Any) -> Options:
     for prefix, config in (("", model), ("speculative_config.draft_", draft)):
         if config is not None:
             found["base"] |= {
-                f"{prefix}model_config.hf_config": options.digest_of(_of_model(config.hf_config)),
+                f"{prefix}model_config.hf_config": _digest_of_model(config),
                 f"{prefix}model_config.max_model_len": length_of(config),
             }
     found["base"] |= {
@@ -105,7 +110,7 @@ def length_of(model_config: Any) -> Any:
     said = json.loads(config.to_json_string(use_diff=False))
     text = model_config.hf_text_config
     parts: dict[str, Any] = {}
-    if any("llama4" in str(name).lower() for name in getattr(config, "architectures", None) or ()):
+    if "llama4" in _architecture(config):
         generation = dict(model_config.try_get_generation_config())
         generation.update(model_config.override_generation_config)
         parts["temperature"] = generation.get("attn_temperature_tuning", length > LLAMA4_LENGTH)
@@ -128,7 +133,7 @@ def variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     harmless = {name for names in HARMLESS_VARIABLES.values() for name in names.split()}
     for name, value in sorted(environment.items()):
         is_engines = name.startswith("VLLM_") or name in envs.environment_variables
-        is_left_out = name in harmless or options.is_secret(name)
+        is_left_out = name in harmless or options.is_secret(name) or OF_KUBERNETES.search(name)
         if (is_engines or name in OTHER_VARIABLES) and not is_left_out:
             yield name, value
 
@@ -152,17 +157,31 @@ def _value(name: str, value: Any) -> Any:
     return said if len(json.dumps(said)) <= 200 else options.digest_of(said)
 
 
-def _of_model(hf_config: Any) -> Any:
+def _digest_of_model(model_config: Any) -> str:
+    # It has no secrets, and fields such as `num_experts_per_token`.
+    text = json.dumps(_of_model(model_config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _of_model(model_config: Any) -> Any:
     """The configuration that the model is built from; what equals its class's default is left out,
     as in a file of it."""
-    return _without(json.loads(hf_config.to_json_string(use_diff=True)))
+    hf_config = model_config.hf_config
+    left_out = set(NOT_OF_THE_NUMBERS)
+    if model_config.model_impl != "transformers":
+        architecture = _architecture(hf_config)
+        left_out |= {key for part, key in WRITTEN_BY_MODELS.items() if part in architecture}
+    return _without(json.loads(hf_config.to_json_string(use_diff=True)), left_out)
 
 
-def _without(value: Any) -> Any:
+def _architecture(hf_config: Any) -> str:
+    return " ".join(map(str, getattr(hf_config, "architectures", None) or ())).lower()
+
+
+def _without(value: Any, left_out: set[str]) -> Any:
     if isinstance(value, dict):
-        left_out = NOT_OF_THE_NUMBERS + WRITTEN_BY_MODELS
-        return {key: _without(one) for key, one in value.items() if key not in left_out}
-    return [_without(one) for one in value] if isinstance(value, list) else value
+        return {key: _without(one, left_out) for key, one in value.items() if key not in left_out}
+    return [_without(one, left_out) for one in value] if isinstance(value, list) else value
 
 
 def _rope_types(value: Any, *, in_rope: bool = False) -> Iterator[str]:

@@ -79,7 +79,8 @@ class Patience:
         return answer
 
     def end_step(self) -> None:
-        """A step is over: requests that had nothing but hits in it wait for no answer."""
+        """A step is over: requests that had a hit and were not told to look up again wait for
+        room, and not for an answer."""
         for request in self._hits - self._waiting:
             self.forget(request)
         self._hits.clear()

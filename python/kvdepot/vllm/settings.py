@@ -44,10 +44,8 @@ ON_RESET = Setting(
 WEIGHTS = Setting(
     ("weights",),
     _settings.WORD,
-    "how weights are identified: `sampled` (sizes, headers, one page of each MiB and of each "
-    "tensor), `full` (all bytes, read beside the start; nothing is stored or loaded before that), "
-    "or a text that names them, which is added to what can be identified and stands alone for "
-    "weights that are not files of this host",
+    "how kvdepot identifies the weights: `sampled`, `full`, or a text, see "
+    "[below](#cache-key-and-namespace)",
     default=engine_weights.SAMPLED,
 )
 
@@ -105,9 +103,9 @@ TIER_SETTINGS = Schema(
     Setting(
         ("weights",),
         _settings.optional(_settings.WORD),
-        "under `KvdepotTieringConnector` as [above](#settings), `sampled` by default; under vLLM's "
-        "own `OffloadingConnector`, which says nothing of them, a text that names the weights and "
-        "whatever else of the engine its keys and values depend on, and has to be given",
+        "under `KvdepotTieringConnector` as [above](#settings), default `sampled`; under vLLM's "
+        "own `OffloadingConnector`, which does not report them, required: a text that names the "
+        "weights and all other settings that change keys and values",
     ),
     Setting(
         ("lookup_wait",),

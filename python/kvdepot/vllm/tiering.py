@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
 )
 
 import kvdepot
-from kvdepot.engine.weights import SAMPLED
+from kvdepot.engine.weights import FULL, SAMPLED
 from kvdepot.vllm import beside as vllm_beside
 from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm.tier import KvdepotTier
@@ -37,8 +37,9 @@ class KvdepotTieringConnector(OffloadingConnector):
             for entry in entries:
                 given = str(entry.get("weights") or SAMPLED)
                 entry["engine"] = vllm_namespace.of_engine(vllm_config, kv_cache_config, given)
-            first = str(entries[0].get("weights") or SAMPLED)
-            self._fingerprints = vllm_beside.Fingerprints(vllm_config, first)
+            settings = {str(entry.get("weights") or SAMPLED) for entry in entries}
+            strictest = FULL if FULL in settings else SAMPLED
+            self._fingerprints = vllm_beside.Fingerprints(vllm_config, strictest)
         super().__init__(vllm_config, role, kv_cache_config)
 
     @classmethod
@@ -53,6 +54,11 @@ class KvdepotTieringConnector(OffloadingConnector):
         for tier in self._tiers():
             tier.set_beside(request.request_id, beside)
         super().on_new_request(request)
+
+    def reset_cache(self) -> bool | None:
+        """As vLLM does."""
+        self._fingerprints.reset()
+        return super().reset_cache()
 
     def _tiers(self) -> Iterator[KvdepotTier]:
         manager: Any = self.scheduler.manager

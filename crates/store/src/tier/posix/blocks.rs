@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvdepot_arena::format::file_header::{LEN, SUMS_MAX};
 use kvdepot_arena::{
@@ -126,9 +126,10 @@ impl Common {
         };
         let bytes = room_of(LEN as u64 + wanted.len);
         let epoch = self.usage.epoch();
+        let until = clock::now() + self.for_space;
         let taken = self.usage.take(bytes).and_then(|taken| match taken {
             true => Ok(true),
-            false => self.take_when_collected(bytes),
+            false => self.take_when_collected(bytes, until),
         });
         match taken {
             Ok(true) => {}
@@ -144,7 +145,8 @@ impl Common {
             && is_full(error)
         {
             // The file system is, before the directory has its capacity.
-            self.collector.make_space(bytes, self.for_space);
+            let left = until.saturating_duration_since(clock::now());
+            self.collector.make_space(bytes, left);
             made = making.create(wanted, epoch, &mut slot);
         }
         self.usage.settle(bytes);
@@ -178,8 +180,7 @@ impl Common {
     }
 
     /// Takes room that a collection makes. Others take of it too, so that it may need several.
-    fn take_when_collected(&self, bytes: u64) -> Result<bool, Error> {
-        let until = clock::now() + self.for_space;
+    fn take_when_collected(&self, bytes: u64, until: Instant) -> Result<bool, Error> {
         let mut taken = false;
         for _ in 0..COLLECTIONS {
             let left = until.saturating_duration_since(clock::now());
