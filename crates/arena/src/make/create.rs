@@ -190,8 +190,13 @@ fn no_space(
     Error::config(field("capacity"), size::show(capacity), room)
 }
 
+/// The least that the lock of a directory is waited for. Whoever makes a file there has it for a
+/// moment, and so has the child of a process that did, until it begins its own program.
+const LEAST: Duration = Duration::from_secs(5);
+
 /// One process at a time makes files in a directory. The lock goes with the descriptor.
 fn lock_directory(directory: &Path, path: &Path, wait: Duration) -> Result<File, Error> {
+    let wait = wait.max(LEAST);
     let file = File::open(directory).map_err(|source| Error::Io {
         path: directory.into(),
         source,
@@ -372,4 +377,26 @@ fn random_uuid() -> [u8; 16] {
         half.copy_from_slice(&RandomState::new().hash_one(clock::now()).to_le_bytes());
     }
     uuid
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_directory_in_which_somebody_makes_a_file_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path();
+        let held = lock_directory(at, &at.join("one"), Duration::ZERO).unwrap();
+        let (_never, ends) = mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let _late = ends.recv_timeout(Duration::from_millis(300));
+                drop(held);
+            });
+            lock_directory(at, &at.join("two"), Duration::ZERO).unwrap();
+        });
+    }
 }
