@@ -50,8 +50,6 @@ class Engine:
     holes: Sequence[tuple[str, str, Any]] = ()
     """(module, name, constant): functions of the connector that are made to answer the same
     always, so that something enters no name."""
-    steps: Sequence[str] = ()
-    """What happens between the start and the prompts: calls of vLLM's collective_rpc."""
     before_model: Sequence[tuple[str, str]] = ()
     """(file, source): files that are replaced while the model is loaded, after it was read."""
 
@@ -76,9 +74,9 @@ class Answer:
 class Engines:
     """The process that engines are forked off; it ends with the block."""
 
-    def __init__(self, say: Any = None) -> None:
-        self._log = tempfile.NamedTemporaryFile(suffix=".log", delete=False)  # noqa: SIM115
-        self.log = Path(self._log.name)
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="identity")
+        self.log = Path(self._directory.name) / "log"
         environment = {
             "HF_HUB_OFFLINE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -88,15 +86,16 @@ class Engines:
             "TOKENIZERS_PARALLELISM": "false",
             **os.environ,
         }
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "identity.engines"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env=environment,
-            cwd=Path(__file__).parents[1],
-        )
+        with self.log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "identity.engines"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
+                cwd=Path(__file__).parents[1],
+            )
 
     def __enter__(self) -> Engines:
         return self
@@ -104,6 +103,7 @@ class Engines:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
+        self._directory.cleanup()
 
     def ask(self, engine: Engine, prompts: Sequence[Prompt]) -> list[Answer]:
         """Start it, ask, and end it. Raises RuntimeError with what it said if it does not work."""
@@ -113,7 +113,7 @@ class Engines:
         print(file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"no engine can be started: see {self.log}")
+            raise RuntimeError(f"no engine can be started: {self.log.read_text()[-2000:]}")
         answer = json.loads(line)
         if "error" in answer:
             raise RuntimeError(answer["error"])
@@ -122,9 +122,8 @@ class Engines:
 
 def main() -> None:
     """The process that engines are forked off."""
-    import vllm.v1.worker.cpu_worker  # noqa: F401
-    from vllm import LLM  # noqa: F401
-
+    for module in ("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker"):
+        importlib.import_module(module)
     # What an engine prints must not get between the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -169,8 +168,6 @@ def _serve(engine: dict[str, Any], prompts: list[dict[str, Any]]) -> list[dict[s
     if engine["connector"]:
         chosen["kv_transfer_config"] = engine["connector"]
     llm = LLM(model=engine["model"], **(chosen | engine["options"]))
-    for step in engine["steps"]:
-        llm.collective_rpc(step)
     sampling = SamplingParams(
         temperature=0, max_tokens=OUTPUT_TOKENS, min_tokens=OUTPUT_TOKENS, logprobs=0
     )

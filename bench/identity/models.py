@@ -153,7 +153,7 @@ def _save(directory: Path, seed: int, make: Any) -> Path:
     torch.manual_seed(seed)
     make().to(torch.float32).save_pretrained(directory)
     tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(["to be or not to be"], vocab_size=270)
+    tokenizer.train_from_iterator(["to be or not to be"], vocab_size=270, show_progress=False)
     tokenizer.save_model(str(directory))
     names = ["<|endoftext|>", "<|image_pad|>", "<|vision_start|>", "<|vision_end|>"]
     fast = Qwen2TokenizerFast.from_pretrained(directory)

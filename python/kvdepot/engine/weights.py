@@ -168,7 +168,7 @@ def _pieces(descriptor: int, size: int, suffix: str) -> Iterator[tuple[int, int]
         yield 0, size
         return
     if suffix == ".safetensors":
-        # Nothing where the file has been cut meanwhile.
+        # Fewer bytes if the file was truncated after its size was read.
         header_length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
         if header_length <= min(size - 8, MAX_HEADER_BYTES):
             begin = 8 + header_length

@@ -18,9 +18,9 @@ class AdapterFingerprints:
     The engine loads an adapter's files when it first sees its id, or for
     `load_inplace`, and goes on with what it loaded when they change. It may
     also drop it and load it again, unseen from here: once the files have
-    changed, nobody can tell which ones a block was computed with. Nor do the
-    names of vLLM's own blocks say it: until its cache is reset, those of the
-    files before are offered for storing under the files of now.
+    changed, the files that a block was computed with are unknown. vLLM's own
+    block hashes cover the adapter's path alone: until its cache is reset, it
+    offers blocks of the previous files for storing.
     """
 
     def __init__(self, mode: str = weights.SAMPLED) -> None:

@@ -1,7 +1,7 @@
 """Which of vLLM's options a block's name covers: all of them, except what stands here.
 
 Tested against every option of vLLM 0.32. An option that stands in none of these tables counts. The
-tables of what counts are there for the test, which fails for an option that nobody has looked at.
+tables of what counts are there for the test, which fails for an option that stands in no table.
 """
 
 from __future__ import annotations

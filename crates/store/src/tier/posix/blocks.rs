@@ -43,7 +43,7 @@ pub(super) struct Common {
     pub(super) filter: Arc<Filter<()>>,
     pub(super) losses: Arc<Losses>,
     pub(super) open: Arc<Open>,
-    /// How long a put waits for space that a collection frees.
+    /// Longest wait of a put for space that a collection frees.
     pub(super) for_space: Duration,
     pub(super) stored: [AtomicU64; 2],
     pub(super) full: AtomicU64,
