@@ -155,6 +155,19 @@ def _replaced_while_loading(at: Path) -> tuple[Engine, Engine]:
     return first, Engine(str(served))
 
 
+def _reloads(*numbers: int, **changes: Any) -> Callable[[Path], tuple[Engine, Engine]]:
+    """Both engines start with the same files; each loads the weights of its number afterwards. The
+    second has other options."""
+
+    def make(at: Path) -> tuple[Engine, Engine]:
+        paths = [str(models.llama(at / str(seed), seed=seed)) for seed in range(2)]
+        reloads = [[("reload_weights", {"weights_path": paths[number]})] for number in numbers]
+        first, second = (Engine(paths[0], calls=reload) for reload in reloads)
+        return first, replace(second, **changes)
+
+    return make
+
+
 def _elsewhere(at: Path) -> tuple[Engine, Engine]:
     one = models.llama(at / "one")
     return Engine(str(one)), Engine(str(shutil.copytree(one, at / "elsewhere" / "by another name")))
@@ -172,6 +185,10 @@ def _tokenizer(at: Path) -> tuple[Engine, Engine]:
 
 
 WEIGHTS: Holes = [(NAMESPACE, "weights", "w")]
+MEMORY: Holes = [
+    ("kvdepot.vllm.memory_weights.MemoryWeights", name, None)
+    for name in ("suspect", "_begin_sample")
+]
 MODEL: Holes = [(OPTIONS, "_of_model", "m")]
 
 CHANGES = (
@@ -190,6 +207,8 @@ CHANGES = (
         _replaced_while_loading,
         [("kvdepot.engine.weights", "changed_since", None)],
     ),
+    Case("weights reloaded in memory", _reloads(0, 1), MEMORY),
+    Case("weights reloaded in memory before they were stored", _reloads(1, 0), MEMORY),
     Case("RoPE in config.json", _rope, MODEL),
     Case(
         "--hf-overrides",
@@ -241,6 +260,11 @@ CHANGES = (
 
 HARMLESS = (
     Case("nothing", _llamas()),
+    Case("the same weights reloaded in memory", _reloads(0, 0)),
+    Case(
+        "other weights in memory, another executor",
+        _reloads(1, 1, options={"distributed_executor_backend": "mp"}),
+    ),
     Case("the same files elsewhere", _elsewhere),
     Case("tokenizer, chat template and README", _tokenizer),
     Case("--max-num-seqs", _llamas(options={"max_num_seqs": 2})),

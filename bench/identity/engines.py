@@ -52,6 +52,8 @@ class Engine:
     always, so that something enters no name."""
     before_model: Sequence[tuple[str, str]] = ()
     """(file, source): files that are replaced while the model is loaded, after it was read."""
+    calls: Sequence[tuple[str, dict[str, Any]]] = ()
+    """Methods of the workers that are called before anything is asked, with their arguments."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,8 @@ def _serve(engine: dict[str, Any], prompts: list[dict[str, Any]]) -> list[dict[s
     sampling = SamplingParams(
         temperature=0, max_tokens=OUTPUT_TOKENS, min_tokens=OUTPUT_TOKENS, logprobs=0
     )
+    for method, arguments in engine["calls"]:
+        llm.collective_rpc(method, kwargs=arguments)
     answers = []
     for prompt in prompts:
         (output,) = llm.generate(

@@ -225,7 +225,7 @@ class Bench:
         place.mkdir()
         settings: dict[str, Any] = {
             "pipeline": pipeline,
-            "on_reset": "keep",
+            "on_reset": "verify",
             "cache": {"capacity": self._host_bytes},
         }
         far = pipeline.partition("|")[2].lower()

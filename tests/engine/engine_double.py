@@ -31,6 +31,7 @@ from vllm.v1.core.kv_cache_utils import (
     resolve_kv_cache_block_sizes,
 )
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -77,6 +78,35 @@ def token_bytes(layer: int, tokens: Sequence[int], weights: int) -> list[bytes]:
     return states
 
 
+class Executor(UniProcExecutor):
+    """vLLM's own, over a worker that has a model of one weight, and no process."""
+
+    def __init__(self, config: VllmConfig) -> None:
+        self.vllm_config = config
+        self.sleeping_tags = set()
+        self.model = torch.nn.ParameterDict({"weights": torch.zeros(1000)})
+        worker = SimpleNamespace(
+            get_model=lambda: self.model,
+            get_kv_connector_handshake_metadata=lambda: None,
+            reload_weights=self.set_weights,
+            list_loras=set,
+            add_lora=lambda request: True,
+            fail=self._fail,
+            sleep=lambda level: None,
+            wake_up=lambda tags: None,
+        )
+        worker.worker = worker
+        self.driver_worker = worker  # type: ignore[assignment]
+
+    def set_weights(self, number: int) -> None:
+        with torch.no_grad():
+            self.model["weights"].fill_(number)
+
+    def _fail(self, number: int) -> None:
+        self.set_weights(number)
+        raise RuntimeError("the trainer is gone")
+
+
 class EngineDouble:
     """One engine: scheduler and worker, in this process."""
 
@@ -92,6 +122,7 @@ class EngineDouble:
     ) -> None:
         """`groups` has one layer each; `transfer` is vLLM's --kv-transfer-config."""
         config = vllm_config(directory, transfer, batched_tokens, prefix_caching)
+        config.parallel_config.distributed_executor_backend = "uni"
         names = [f"layer.{n}" for n in range(len(groups))]
         page = BLOCK * BYTES
         size = page * blocks
@@ -113,6 +144,7 @@ class EngineDouble:
             torch.full((blocks, 1, BLOCK, BYTES), 0x55, dtype=torch.int8) for _ in groups
         ]
         block_size, hash_block_size = resolve_kv_cache_block_sizes(cache_config, config)
+        self.executor = Executor(config)
         self.worker: Any = KVConnectorFactory.create_connector(
             config, KVConnectorRole.WORKER, cache_config
         )
@@ -128,6 +160,7 @@ class EngineDouble:
             hash_block_size=hash_block_size,
             log_stats=True,
         )
+        self.executor.get_kv_connector_handshake_metadata()
         geometry = self.worker.get_handshake_metadata()
         if geometry is not None:
             self.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): geometry})
@@ -142,8 +175,6 @@ class EngineDouble:
         self._count = 0
         self._counters: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self.between_steps: Callable[[], None] = lambda: None
-        self.weights = 0
-        """Number of the weights that it computes with."""
         self.faults: list[str] = []
         """Bytes that a computed token would have seen, and that were not those of its tokens."""
         self.cached: dict[str, int] = {}
@@ -154,6 +185,19 @@ class EngineDouble:
         connector = self.scheduler.connector
         assert connector is not None
         return connector
+
+    @property
+    def weights(self) -> int:
+        """Number of the weights that it computes with; they are set without anybody's notice."""
+        return int(self.executor.model["weights"][0])
+
+    @weights.setter
+    def weights(self, number: int) -> None:
+        self.executor.set_weights(number)
+
+    def reload(self, number: int) -> None:
+        """As vLLM's RPC does."""
+        self.executor.collective_rpc("reload_weights", args=(number,))
 
     def close(self) -> None:
         kv_transfer_state._KV_CONNECTOR_AGENT = None

@@ -14,6 +14,7 @@ from identity.engines import Engines
 ALWAYS = (
     "length under LongRoPE",
     "LoRA modules",
+    "weights reloaded in memory",
     "processor options",
     # That something is served at all.
     "nothing",

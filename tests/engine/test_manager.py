@@ -208,8 +208,8 @@ def test_an_ended_epoch_gives_its_room_back_and_the_first_one_stays(world: World
         world.manager.apply({spec.ticket: {rank: WorkerReport()}})
 
 
-def test_a_reset_that_keeps_costs_only_what_is_being_stored() -> None:
-    world = World(1, on_reset="keep")
+def test_a_reset_with_the_same_weights_costs_only_what_is_being_stored() -> None:
+    world = World(1, on_reset="verify")
     a, b = key("a"), key("b")
     world.store(a)
     spec = world.manager.prepare_store([b], context("r", b)).store_spec

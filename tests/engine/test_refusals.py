@@ -121,9 +121,10 @@ class TestSettings:
             ({"config_file": 7}, "config_file: 7"),
             (
                 {"pipeline": "unix:/s", "on_reset": "clear"},
-                "on_reset: 'clear'.*'keep' where other engines",
+                "on_reset: 'clear'.*'epoch' where other engines",
             ),
-            ({"on_reset": "forget"}, "on_reset: 'forget'.*'epoch', 'keep', 'clear'"),
+            ({"on_reset": "forget"}, "on_reset: 'forget'.*'verify' .*, 'epoch' or 'clear'"),
+            ({"on_reset": "keep"}, r"on_reset: 'keep'.*'verify' \(keeps blocks"),
             ({"block_size": 0}, "block_size: 0 .*whole number from 1"),
             ({"block_size": "abc"}, "block_size: 'abc' .*whole number from 1"),
             ({"blocks_per_chunk": 0}, "blocks_per_chunk: 0 .*whole number from 1"),
@@ -164,7 +165,6 @@ class TestEngineConfiguration:
         }
         algorithm = changes.pop("algorithm", "sha256")
         extra = changes.pop("extra", {})
-        weights = changes.pop("weights", None)
         multimodal = changes.pop("multimodal", None)
         if multimodal is not None:
             multimodal = SimpleNamespace(
@@ -178,7 +178,6 @@ class TestEngineConfiguration:
             model_config=SimpleNamespace(multimodal_config=multimodal),
             parallel_config=SimpleNamespace(**{**parallel, **changes}),
             kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra),
-            weight_transfer_config=weights,
         )
 
     def groups(self, count: int) -> Any:
@@ -202,7 +201,6 @@ class TestEngineConfiguration:
             ({"decode_context_parallel_size": 2}, 1, "decode-context-parallel-size: 2"),
             ({"extra": {"blocks_per_chunk": 4}}, 2, "blocks_per_chunk: 4.*2 KV groups"),
             ({"extra": {"block_size": 256}}, 2, "block_size: 256"),
-            ({"weights": {"backend": "nccl"}}, 1, "weight-transfer-config: .*nccl"),
             (
                 {"multimodal": {"mm_processor_cache_gb": 0}, "prefix_caching": False},
                 1,

@@ -171,7 +171,7 @@ def test_whatever_is_asked_the_bytes_are_those_of_its_tokens(
         assert (state["reserved_blocks"], state["pinned_blocks"]) == (0, 0)
 
 
-@pytest.mark.parametrize("on_reset", ["epoch", "clear"])
+@pytest.mark.parametrize("on_reset", ["verify", "epoch", "clear"])
 def test_after_other_weights_and_a_reset_nothing_stale_is_served(
     engines: Engines, on_reset: str
 ) -> None:
@@ -187,7 +187,7 @@ def test_after_other_weights_and_a_reset_nothing_stale_is_served(
         assert engine.ask(asked)[0] > 0, "what was stored since is served"
         assert engine.faults == []
     # Of three epochs the one in the middle has gone.
-    assert len(engines.blocks()) == (2 if on_reset == "epoch" else 1) * stored
+    assert len(engines.blocks()) == {"verify": 3, "epoch": 2, "clear": 1}[on_reset] * stored
 
 
 def test_the_next_engine_serves_what_was_stored_before_a_reset(engines: Engines) -> None:
@@ -203,7 +203,7 @@ def test_the_next_engine_serves_what_was_stored_before_a_reset(engines: Engines)
     assert engine.faults == []
 
 
-@pytest.mark.parametrize("on_reset", ["epoch", "clear"])
+@pytest.mark.parametrize("on_reset", ["verify", "epoch", "clear"])
 @pytest.mark.parametrize("kind", ["full", "both"])
 def test_weights_that_change_while_requests_are_served_leave_nothing_behind(
     engines: Engines, worker: str, on_reset: str, kind: str, seed: int, rounds: int
@@ -233,7 +233,7 @@ def test_weights_that_change_while_requests_are_served_leave_nothing_behind(
     assert resets > 0
 
 
-@pytest.mark.parametrize("on_reset", ["epoch", "clear"])
+@pytest.mark.parametrize("on_reset", ["verify", "epoch", "clear"])
 @pytest.mark.parametrize("kind", ["full", "both"])
 def test_what_a_request_has_from_before_a_reset_is_not_stored_after_it(
     engines: Engines, on_reset: str, kind: str
@@ -253,20 +253,6 @@ def test_what_a_request_has_from_before_a_reset_is_not_stored_after_it(
     engine.reset(external=False)
     assert engine.ask(asked)[0] > 0, "others are stored"
     assert engine.faults == []
-
-
-def test_what_a_reset_keeps_is_served_whatever_has_changed(engines: Engines) -> None:
-    engine = engines.start(KINDS["full"], on_reset="keep")
-    asked = prompt(3, 150)
-    engine.ask(asked)
-    engine.reset(external=True)
-    assert engine.ask(asked)[0] > 0
-    assert engine.faults == []
-    # Why it is not the default.
-    engine.weights = 1
-    engine.reset(external=True)
-    engine.ask(asked)
-    assert engine.faults != []
 
 
 def multi(*children: dict[str, Any], **outer: Any) -> dict[str, Any]:
@@ -307,6 +293,7 @@ def test_beside_another_connector_it_works_as_alone(
     engine.ask(other)
     engine.reset(external=False)
     assert engine.ask(asked, other) == [200 // BLOCK * BLOCK] * 2
+    engine.reload(1)
     engine.reset(external=True)
     assert engine.ask(asked) == [0]
     assert engine.faults == []

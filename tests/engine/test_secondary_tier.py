@@ -423,11 +423,13 @@ def test_after_a_reset_nothing_from_before_it_is_served(tmp_path: Path, start: S
     assert len(start(posix(tmp_path)).load(*before)) == 3
 
 
-@pytest.mark.parametrize(("on_reset", "left"), [("keep", 3), ("clear", 0)])
+@pytest.mark.parametrize(("on_reset", "left"), [("verify", 3), ("clear", 0)])
 def test_a_reset_keeps_or_removes_what_it_is_told_to(
     tmp_path: Path, start: Start, on_reset: str, left: int
 ) -> None:
     engine = start(posix(tmp_path, on_reset=on_reset))
+    # A connector tells of other weights.
+    engine.tier.verifies = True
     keys = names("a", 3)
     engine.store(*keys)
     engine.offer(engine.begin(*keys), *keys)
@@ -448,7 +450,7 @@ def test_a_reset_keeps_or_removes_what_it_is_told_to(
         ({"posix": {"path": "/x", "capacity": "much"}}, r"posix.capacity: .*much"),
         ({"weights": None}, r"weights: has to be given .*KvdepotTieringConnector"),
         ({"weights": " "}, r"weights: ' ' is not allowed; it must be a text that is not empty"),
-        ({"on_reset": "no"}, r"on_reset: 'no' is not allowed; .*'epoch', 'keep', 'clear'"),
+        ({"on_reset": "no"}, r"on_reset: 'no' is not allowed; .*'verify' .*, 'epoch' or 'clear'"),
         ({"locality": "HERE"}, r"locality: 'HERE' is not allowed; .*'LOCAL', 'REMOTE'"),
         ({"lookup_wait": "soon"}, r"lookup_wait: 'soon' is not allowed"),
         ({"lookup_wiat": "1s"}, r"lookup_wiat: .*'lookup_wait'"),

@@ -21,6 +21,7 @@ pytest.importorskip("vllm")
 import torch
 from engine_double import BLOCK, EngineDouble, full, vllm_config, window
 from engine_harness import ROOT, flip
+from kvdepot.vllm import memory_weights
 from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm.tier import KvdepotTier
 from kvdepot.vllm.tiering import KvdepotTieringConnector
@@ -233,6 +234,49 @@ def test_an_adapter_whose_files_have_changed_finds_nothing(start: Start, tmp_pat
         engine.lora = LoRARequest("a", 1, str(adapter))
         assert engine.ask(asked) == [cached]
         assert engine.faults == []
+
+
+def test_weights_that_change_in_memory_find_nothing_and_come_back(start: Start) -> None:
+    engine = start([full()])
+    asked, other = prompt(7, 200), prompt(8, 200)
+    engine.ask(asked)
+    engine.reload(1)
+    # vLLM's own tiers have KV of the weights before, and offer it.
+    engine.ask(asked)
+    engine.ask(other)
+    engine.faults.clear()
+    engine.reset(external=False)
+    # Its CPU tier is not empty yet.
+    engine.ask(asked)
+    engine.faults.clear()
+    engine.reset(external=True)
+    assert engine.ask(asked, other) == [0, 0]
+    assert engine.faults == []
+    engine.reset(external=True)
+    assert min(engine.ask(asked, other)) > 0, "stored since the reset"
+    engine.reload(0)
+    engine.reset(external=True)
+    assert engine.ask(asked)[0] > 0
+    assert engine.ask(other) == [0]
+    assert engine.faults == []
+
+
+def test_a_change_that_nobody_watches_withdraws_what_was_stored(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_weights, "SAMPLE_STEPS", 20)
+    engine = start([full()])
+    asked = prompt(9, 200)
+    engine.ask(prompt(10, 200))
+    engine.weights = 1
+    engine.ask(asked)
+    for seed in range(20):
+        engine.ask(prompt(seed, 20))
+    engine.weights = 0
+    engine.reset(external=True)
+    engine.faults.clear()
+    assert engine.ask(asked) == [0]
+    assert engine.faults == []
 
 
 @pytest.mark.parametrize("tiers", [None, [], [{"type": "fs", "root_dir": "/x"}]], ids=str)

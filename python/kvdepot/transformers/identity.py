@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 
+from kvdepot.engine import tensors as engine_tensors
 from kvdepot.engine import weights as engine_weights
 from kvdepot.transformers.refusal import refused
 
@@ -25,9 +26,6 @@ NOT_OF_THE_NUMBERS = ("_name_or_path", "architectures", "dtype", "transformers_v
 # Frequencies that depend on the length of the whole sequence: the beginning of a longer prompt
 # would have other keys than it has alone.
 ROPE_OF_LENGTH = ("dynamic", "longrope")
-CHUNK_BYTES = 64 << 20
-# Of each tensor, on every call.
-SAMPLED_VALUES = 64
 
 
 def check_model(model: Any) -> None:
@@ -70,11 +68,12 @@ class Identity:
         tensors = list(_tensors(self._model))
         state = (
             [_Seen(name, tensor) for name, tensor in tensors],
-            _sample(tensor for _, tensor in tensors),
+            # torch does not count changes under `inference_mode`, nor those through `.data`.
+            engine_tensors.sample_of(tensor for _, tensor in tensors),
             [(name, _switches(module)) for name, module in adapters],
         )
         if state != self._seen:
-            weights = _hash(_tensors(self._model)) if self._given is None else self._given
+            weights = self._given or _sum(_tensors(self._model))
             self._now = (weights, _hash_of_adapters(adapters))
             self._seen = state
         return self._now
@@ -131,38 +130,11 @@ class _Seen:
 _State: TypeAlias = tuple[list[_Seen], bytes, list[tuple[str, str]]]
 
 
-def _sample(tensors: Iterable[torch.Tensor]) -> bytes:
-    """Some values of each tensor: torch does not count changes under `inference_mode`, nor those
-    through `.data`."""
-    samples: dict[torch.device, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        flat = tensor.detach().reshape(-1)
-        step = max(1, flat.numel() // SAMPLED_VALUES)
-        some = flat[::step][:SAMPLED_VALUES].contiguous().view(torch.uint8)
-        samples.setdefault(tensor.device, []).append(some)
-    return b"".join(torch.cat(each).cpu().numpy().tobytes() for each in samples.values())
-
-
-def _hash(tensors: Iterator[tuple[str, torch.Tensor]]) -> str:
-    digest = hashlib.sha256()
-    hashed: dict[tuple[Any, ...], str] = {}
-    for name, tensor in tensors:
-        # Tied weights are one tensor under two names.
-        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if place not in hashed:
-            hashed[place] = _hash_of_tensor(tensor)
-        digest.update(repr((name, hashed[place])).encode())
-    return digest.hexdigest()
-
-
-def _hash_of_tensor(tensor: torch.Tensor) -> str:
-    digest = hashlib.sha256(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
-    flat = tensor.detach().reshape(-1)
-    each = CHUNK_BYTES // flat.element_size()
-    for first in range(0, flat.numel(), each):
-        chunk = flat[first : first + each].contiguous().cpu()
-        digest.update(chunk.view(torch.uint8).numpy())
-    return digest.hexdigest()
+def _sum(tensors: Iterator[tuple[str, torch.Tensor]]) -> str:
+    found = engine_tensors.sum_of(tensors)
+    if found is None:
+        raise refused("model's devices", "meta", "one that holds all parameters")
+    return found
 
 
 def _adapters(model: Any) -> Iterator[tuple[str, Any]]:
@@ -184,5 +156,5 @@ def _hash_of_adapters(adapters: list[tuple[str, Any]]) -> str:
     digest = hashlib.sha256()
     for name, module in adapters:
         own = ((key, one) for key, one in _tensors(module) if not key.startswith("base_layer."))
-        digest.update(repr((name, _switches(module), _hash(own))).encode())
+        digest.update(repr((name, _switches(module), _sum(own))).encode())
     return digest.hexdigest()

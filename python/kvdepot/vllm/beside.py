@@ -15,6 +15,7 @@ from kvdepot.engine import options
 from kvdepot.engine import weights as engine_weights
 from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm import options as vllm_options
+from kvdepot.vllm import worker_calls
 from kvdepot.vllm.adapters import AdapterFingerprints
 
 
@@ -54,6 +55,7 @@ class Fingerprints:
         found = vllm_options.of(vllm_config)
         self._of_adapters = AdapterFingerprints(engine_weights.mode_of(weights))
         self._adapter_options = found.adapter
+        worker_calls.listen(vllm_config, self)
         self._media = b""
         if vllm_config.model_config.multimodal_config is not None:
             files = vllm_namespace.processor(vllm_config)
@@ -68,6 +70,14 @@ class Fingerprints:
         if not adapter and not self._media:
             return NOTHING
         return Beside(adapter, self._media, request.mm_features)
+
+    def before_call(self, executor: Any, method: Any, arguments: Sequence[Any]) -> None:
+        """An adapter that is loaded before its first request is identified before it is read."""
+        if method == "add_lora":
+            self._of_adapters.of(arguments[0])
+
+    def after_call(self, method: str) -> None:
+        """As far as adapters go, no other method counts."""
 
     def reset(self) -> None:
         """vLLM's own cache is empty."""

@@ -16,7 +16,7 @@ checksums to the process that owns the index.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
@@ -40,6 +40,7 @@ from kvdepot.vllm import roles
 from kvdepot.vllm import settings as vllm_settings
 from kvdepot.vllm.jobs import Group, Groups
 from kvdepot.vllm.manager import KvdepotManager
+from kvdepot.vllm.memory_weights import MemoryWeights, begun_requests, notice_resets
 from kvdepot.vllm.messages import KvdepotWorkerMetadata, RankGeometry
 from kvdepot.vllm.spec import KvdepotSpec
 from kvdepot.vllm.weights import Weights
@@ -66,6 +67,11 @@ class KvdepotConnector(OffloadingConnector):
             # Once, while a start can still be refused: at a reset the files may be others, but the
             # weights in memory are not.
             self._weights = Weights(vllm_config, self._settings.weights)
+            self._memory_weights = MemoryWeights(
+                vllm_config,
+                self._rename,
+                own_cache=vllm_config.cache_config.enable_prefix_caching,
+            )
         super().__init__(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.WORKER:
             self._half = KvdepotConnectorWorker(
@@ -75,8 +81,10 @@ class KvdepotConnector(OffloadingConnector):
         else:
             self._fingerprints = vllm_beside.Fingerprints(vllm_config, self._settings.weights)
             self._logged: set[str] = set()
+            self._name: Callable[[], None] | None = None
             self._geometries: dict[int, RankGeometry] = {}
             self.manager.set_whole(self._is_whole)
+            self.manager.stored = self._memory_weights.stored
             self.manager.role = roles.of(vllm_config.kv_transfer_config)
             _say_policy(vllm_config)
             if vllm_config.cache_config.enable_prefix_caching:
@@ -154,12 +162,23 @@ class KvdepotConnector(OffloadingConnector):
             # Beside another connector the handshake would be that one's.
             self.manager.alone = True
 
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """As vLLM does; and from now on resets of its prefix cache are noticed."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        notice_resets(kv_cache_manager, self._memory_weights.emptied)
+
     def _name_blocks(self, described: Collection[RankGeometry]) -> None:
         geometries = sorted(described, key=lambda geometry: geometry.rank)
         world = self._vllm_config.parallel_config.world_size
         if [geometry.rank for geometry in geometries] != list(range(world)):
             raise RuntimeError(f"{len(geometries)} of {world} ranks described their KV caches")
         _refuse_empty_parts(geometries)
+        if not self._memory_weights.watched:
+            backend = self._vllm_config.parallel_config.distributed_executor_backend
+            raise kvdepot.ConfigError(
+                f"--distributed-executor-backend: {backend!r} is not allowed with kvdepot, which "
+                "cannot see there when weights change in memory; use 'uni' or 'mp'"
+            )
         replicated = self.manager.writers < world
         if any(geometry.replicated is not replicated for geometry in geometries):
             raise RuntimeError("ranks and scheduler disagree on whether their KV is the same bytes")
@@ -168,17 +187,30 @@ class KvdepotConnector(OffloadingConnector):
             salt = vllm_namespace.with_epoch(self._settings.salt, epoch)
             known = self._weights.fingerprint
             assert known is not None
+            known = vllm_namespace.with_memory(known, self._memory_weights.name)
             fields = vllm_namespace.fields(self._vllm_config, salt, known)
             return self._groups(fields, geometries)
 
         def name() -> None:
-            self.manager.set_groups(groups(self.manager.epoch), groups)
+            if self._weights.known and self._memory_weights.name is not None:
+                self.manager.set_groups(groups(self.manager.epoch), groups)
+            else:
+                self.manager.set_groups({})
 
-        if self._weights.known:
-            name()
-        else:
-            self.manager.set_groups({})
+        self._name = name
+        name()
+        if not self._weights.known:
             self._weights.then = name
+
+    def _rename(self) -> None:
+        """The weights in memory have changed, or vLLM's caches hold KV of other ones no more."""
+        manager = self.manager
+        manager.withheld = self._memory_weights.withheld
+        # What requests and jobs have from before is not stored under another name.
+        manager.drop_stores()
+        self._stop_storing()
+        if self._name is not None:
+            manager.faults.attempt("namespace", None, self._name)
 
     def _groups(self, shared: dict[str, Any], geometries: list[RankGeometry]) -> Groups:
         groups = {}
@@ -227,7 +259,17 @@ class KvdepotConnector(OffloadingConnector):
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         """As vLLM does, in each step; blocks get their names as soon as the weights are known."""
         self.manager.faults.attempt("namespace", None, self._weights.poll)
-        return super().build_connector_meta(scheduler_output)
+        self._memory_weights.refresh()
+        meta = super().build_connector_meta(scheduler_output)
+        self._memory_weights.step(scheduler_output.total_num_scheduled_tokens)
+        return meta
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """As vLLM does, under the names of the weights that the workers hold."""
+        self._memory_weights.refresh()
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """As vLLM does, and one line a request: what was where."""
@@ -241,10 +283,14 @@ class KvdepotConnector(OffloadingConnector):
         vLLM offers all of them again, from their first block on."""
         done = super().reset_cache()
         self._fingerprints.reset()
-        for name, state in self.scheduler._req_status.items():
-            if state.req.num_computed_tokens > 0:
-                self.manager.stop_storing(name)
+        if self._settings.on_reset != vllm_settings.VERIFY:
+            self._stop_storing()
         return done
+
+    def _stop_storing(self) -> None:
+        """Store nothing more of requests that have begun."""
+        for request in begun_requests(self.scheduler):
+            self.manager.stop_storing(request)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """The workers' reports first, so that the next lookup knows of them."""

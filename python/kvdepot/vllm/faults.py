@@ -188,6 +188,10 @@ class SafeNamespace:
         nothing: int | None = None
         return self._faults.attempt("discard", nothing, self._namespace.discard, pins)
 
+    def remove(self, keys: Sequence[bytes]) -> None:
+        """Remove blocks from every tier."""
+        self._faults.attempt("remove", None, self._namespace.remove, keys)
+
     def clear(self) -> int:
         """Remove every block of the namespace."""
         return self._faults.attempt("clear", 0, self._namespace.clear)

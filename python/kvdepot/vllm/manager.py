@@ -38,7 +38,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 import kvdepot
 from kvdepot.vllm import beside as vllm_beside
 from kvdepot.vllm import settings as vllm_settings
-from kvdepot.vllm.faults import ERRORS, Faults, SafeDepot
+from kvdepot.vllm.faults import ERRORS, Faults, SafeDepot, SafeNamespace
 from kvdepot.vllm.jobs import (
     Group,
     GroupPlacements,
@@ -86,7 +86,7 @@ class KvdepotManager(OffloadingManager):
         depot: kvdepot.Depot,
         ranks: int,
         lookup_wait_seconds: float,
-        on_reset: str = vllm_settings.DEFAULT_ON_RESET,
+        on_reset: str = vllm_settings.VERIFY,
         *,
         writers: int | None = None,
         shared: bool = False,
@@ -115,6 +115,10 @@ class KvdepotManager(OffloadingManager):
         self._renew: Callable[[str], Groups] | None = None
         self.role = Role()
         self.alone = False  # Whether vLLM has no other connector; the connector says it.
+        self.withheld = False
+        """Whether nothing is looked up or stored: vLLM holds KV of other weights."""
+        self.stored: Callable[[SafeNamespace, list[bytes]], None] = lambda namespace, keys: None
+        """Called with what was stored."""
         self._steps_without_groups: int | None = 0
         self._whole: Callable[[OffloadKey, str], bool] = lambda key, request: True
         self.epoch: str | None = None
@@ -140,6 +144,7 @@ class KvdepotManager(OffloadingManager):
 
         `renew` makes the same groups with namespaces of another epoch.
         """
+        self._forget()
         self._groups = groups
         self._renew = renew
         self._steps_without_groups = None
@@ -164,7 +169,7 @@ class KvdepotManager(OffloadingManager):
         return self._patience.heard(req_context.req_id, self._lookup(key, req_context))
 
     def _lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        if not self.role.loads or time.monotonic() < self._lookups_after:
+        if self.withheld or not self.role.loads or time.monotonic() < self._lookups_after:
             return LookupResult.MISS
         ident = self._ident(key, req_context)
         if ident in self._held:
@@ -280,7 +285,7 @@ class KvdepotManager(OffloadingManager):
         chosen: list[OffloadKey] = []
         groups: list[GroupPlacements] = []
         # Of one that is partly out of a window, nobody knows what the missing bytes were.
-        stored = keys if self.role.stores else []
+        stored = keys if self.role.stores and not self.withheld else []
         whole = [key for key in stored if self._whole(key, req_context.req_id)]
         for group, members in self._by_group(whole):
             members = self._before_end(members, req_context)
@@ -332,10 +337,15 @@ class KvdepotManager(OffloadingManager):
             )  # fmt: skip
 
     def stop_storing(self, request: str) -> None:
-        """Store nothing more of a request, unless resets mean nothing: it goes on with what it had
-        before one."""
-        if self._on_reset != "keep":
-            self._ends[request] = 0
+        """Store nothing more of a request: it goes on with what it had before a reset, or before
+        the weights changed."""
+        self._ends[request] = 0
+
+    def drop_stores(self) -> None:
+        """Publish nothing of the stores that are in flight."""
+        for job in self._tickets.values():
+            if isinstance(job, StoreTicket):
+                job.stale = True
 
     # ---- the workers' reports --------------------------------------------------------------
 
@@ -422,7 +432,10 @@ class KvdepotManager(OffloadingManager):
         for group, blocks in whole.items():
             reservations = [store.reservations[position] for position in blocks]
             done = store.groups[group].namespace.commit(reservations, list(blocks.values()))
-            kept += [position for position, there in zip(blocks, done, strict=True) if there]
+            there = [position for position, done in zip(blocks, done, strict=True) if done]
+            keys = [store.idents[position][1] for position in there]
+            self.stored(store.groups[group].namespace, keys)
+            kept += there
         return kept
 
     # ---- the life of requests and steps ------------------------------------------------------
@@ -460,26 +473,28 @@ class KvdepotManager(OffloadingManager):
         return self.collector.outdated(self._queued_bytes())
 
     def reset_cache(self) -> None:
-        """As `on_reset` says, what was stored before is not served again, or is."""
+        """As `on_reset` says, what was stored before is served again, or is not."""
         logger.info("kvdepot: the cache was reset; on_reset is %r", self._on_reset)
-        # Also where blocks are kept: a store that vLLM has not submitted yet would read KV caches
-        # that are discarded by then, as after a sleep.
-        for job in self._tickets.values():
-            if isinstance(job, StoreTicket):
-                job.stale = True
-        if self._on_reset == "keep":
-            return
-        self._storing.clear()
-        self._questions.clear()
-        self._arrivals.clear()
-        self._let_go()
+        # A store that vLLM has not submitted yet would read KV caches that are discarded by then,
+        # as after a sleep.
+        self.drop_stores()
+        self._forget()
         # vLLM offers everything again.
-        self._ends.clear()
+        self._ends = {request: end for request, end in self._ends.items() if end == 0}
+        if self._on_reset == vllm_settings.VERIFY:
+            return
         if self._on_reset == "clear":
             for group in self._groups.values():
                 group.namespace.clear()
         else:
             self._begin_epoch()
+
+    def _forget(self) -> None:
+        """Nothing that was asked, found or begun under the names so far is used any more."""
+        self._storing.clear()
+        self._questions.clear()
+        self._arrivals.clear()
+        self._let_go()
 
     def _begin_epoch(self) -> None:
         """Other namespaces from now on, which nothing has been stored in."""

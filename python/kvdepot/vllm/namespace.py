@@ -101,6 +101,12 @@ def with_epoch(salt: str | None, epoch: str | None) -> str | None:
     return salt if epoch is None else json.dumps({"salt": salt, "epoch": epoch})
 
 
+def with_memory(weights: str, memory: str | None) -> str:
+    """The fingerprint of weights in memory that are not those of the files; for these, `memory` is
+    empty."""
+    return weights if not memory else hashlib.sha256(f"{weights} {memory}".encode()).hexdigest()
+
+
 def _world(tensor: int, pipeline: int, decode_context: int, prefill_context: int) -> str:
     return json.dumps(
         {
@@ -115,12 +121,6 @@ def _world(tensor: int, pipeline: int, decode_context: int, prefill_context: int
 def refuse_unknowable(vllm_config: Any) -> None:
     """`kvdepot.ConfigError` where blocks could not be told from others that they must not be."""
     keys(vllm_config)
-    if vllm_config.weight_transfer_config is not None:
-        raise kvdepot.ConfigError(
-            f"--weight-transfer-config: {vllm_config.weight_transfer_config!r} is not allowed with "
-            "kvdepot, which knows weights by their files: blocks computed with weights that are "
-            "updated at run time would be served for others; leave it out"
-        )
     _refuse_counted_images(vllm_config)
 
 

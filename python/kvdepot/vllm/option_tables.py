@@ -8,6 +8,7 @@ from __future__ import annotations
 
 NET = "addresses, ports, ranks and processes"
 MEMORY = "how much memory there is, or how it is shared out"
+RELOADS = "weights that are changed in memory are summed there"
 SPEED = "how the work is cut up and scheduled; sums differ in their last bits"
 OBSERVE = "what is counted, logged and traced"
 TEXT = "how prompts are written, tokens are drawn, and answers are returned"
@@ -28,7 +29,7 @@ HARMLESS: dict[str, dict[str, str]] = {
         NET: """
             shutdown_timeout
         """,
-        "refused by kvdepot": """
+        RELOADS: """
             weight_transfer_config
         """,
         "made from model_config.quantization_config, the model's configuration and its files": """
@@ -373,7 +374,7 @@ HARMLESS: dict[str, dict[str, str]] = {
         """,
     },
     "weight_transfer_config": {
-        "refused by kvdepot": """
+        RELOADS: """
             backend
         """,
     },

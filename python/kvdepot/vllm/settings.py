@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import kvdepot
@@ -17,9 +17,8 @@ from kvdepot import _native, _settings
 from kvdepot._settings import SERVICE, Schema, Setting
 from kvdepot.engine import weights as engine_weights
 
-# Stored blocks outlive what a reset is for: sleep, a pause, other weights. So they are kept, and
-# nothing that was stored before is served again until the engine starts anew, with known weights.
-DEFAULT_ON_RESET = "epoch"
+# A reset is for sleep, a pause, or other weights; which it was is looked at.
+VERIFY = "verify"
 
 # What UCM calls it.
 UCM_CONFIG_FILE = "UCM_CONFIG_FILE"
@@ -36,9 +35,12 @@ SALT = Setting(
 )
 ON_RESET = Setting(
     ("on_reset",),
-    _settings.one_of(("epoch", "keep", "clear")),
+    replace(
+        _settings.one_of((VERIFY, "epoch", "clear")),
+        allowed="'verify' (keeps blocks while the weights are the same), 'epoch' or 'clear'",
+    ),
     "what a reset of vLLM's cache means for stored blocks, see [below](#resets)",
-    default=DEFAULT_ON_RESET,
+    default=VERIFY,
 )
 
 WEIGHTS = Setting(
@@ -217,7 +219,7 @@ def _read(
         for name, value in defaults.items():
             depot.setdefault(name, value)
     elif own["on_reset"] == "clear":
-        allowed = "'epoch' or 'keep' where other engines share the depot"
+        allowed = "'verify' or 'epoch' where other engines share the depot"
         raise _settings.wrong("on_reset", own["on_reset"], allowed)
     _settings.check(schema, own["pipeline"], depot, where=where)
     return own, common

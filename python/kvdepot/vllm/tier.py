@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 from typing import Any, ClassVar
@@ -72,6 +72,10 @@ class _Job:
 
     metadata: TransferJob
     moves: list[tuple[list[OffloadKey], kvdepot.Task | None]]
+    names: list[tuple[SafeNamespace, list[bytes]]] = field(default_factory=list)
+    """Of a store: what is put under which names."""
+    withdrawn: bool = False
+    """Whether what it stores is removed: the weights have changed since."""
 
     def ended(self) -> bool:
         """Whether no row of vLLM's is read or written for it any more."""
@@ -130,6 +134,13 @@ class KvdepotTier(SecondaryTierManager):
         self._requests: dict[str, _Request] = {}
         self._jobs: dict[int, _Job] = {}
         self._epoch: str | None = None
+        self._memory = ""
+        self.withheld = False
+        """Whether nothing is looked up or stored: vLLM holds KV of other weights."""
+        self.stored: Callable[[SafeNamespace, list[bytes]], None] = lambda namespace, keys: None
+        """Called with what was stored."""
+        self.verifies = False
+        """Whether a connector tells of weights that change in memory."""
         self._depot = _open(self.settings, offloading_spec.config)
         self.depot = SafeDepot(self._depot, self.faults)
         # Nobody waits for a service's figures, which it has itself.
@@ -146,10 +157,28 @@ class KvdepotTier(SecondaryTierManager):
         """What the request's blocks depend on beside their tokens."""
         self._request(request).beside = beside
 
+    def set_memory(self, name: str | None, begun: Collection[str], *, withheld: bool) -> None:
+        """Other weights are in memory, which `name` identifies; it is empty for those of the start,
+        None where they are not known. Requests that have `begun` are not stored any more."""
+        self.withheld = withheld
+        for request_id, request in self._requests.items():
+            request.answers.clear()
+            request.stores = request.stores and request_id not in begun
+        for job in self._jobs.values():
+            job.withdrawn = not job.metadata.is_promotion
+        self._memory, self._namespaces = name or "", {}
+        if name is not None:
+            try:
+                self._namespaces = self._named(self._epoch)
+            except ERRORS as error:
+                self.faults.note("namespace", error)
+
     # ---- reading ---------------------------------------------------------------------------
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """RETRY while nobody has answered, and the request may wait."""
+        if self.withheld:
+            return LookupResult.MISS
         request = self._requests[req_context.req_id]
         answer = request.answers.get(key)
         if answer is None:
@@ -194,18 +223,21 @@ class KvdepotTier(SecondaryTierManager):
         # known any more.
         request = self._requests.get(job.req_context.req_id)
         moves: list[tuple[list[OffloadKey], kvdepot.Task | None]] = []
+        names: list[tuple[SafeNamespace, list[bytes]]] = []
         # Rows are moved in prefix order, whatever group comes first.
         pairs = zip(job.keys, map(int, job.chunk_ids), strict=True)
         for group, run in groupby(pairs, lambda pair: get_offload_group_idx(pair[0])):
             keys, rows = map(list, zip(*run, strict=True))
             namespace = self._namespaces.get(group)
             task = None
-            if namespace and request and (job.is_promotion or request.stores):
+            stores = request is not None and request.stores and not self.withheld
+            if namespace and request and (job.is_promotion or stores):
                 move = namespace.get if job.is_promotion else namespace.put
                 named = [_key(key, job.req_context, request) for key in keys]
                 task = move(named, self._spans(rows))
+                names.append((namespace, named))
             moves.append((keys, task))
-        self._jobs[job.job_id] = _Job(job, moves)
+        self._jobs[job.job_id] = _Job(job, moves, [] if job.is_promotion else names)
 
     def _spans(self, rows: Sequence[int]) -> kvdepot.Spans:
         """Rows of vLLM's CPU tier, where they are."""
@@ -228,6 +260,8 @@ class KvdepotTier(SecondaryTierManager):
 
     def _result(self, job: _Job) -> JobResult:
         metadata = job.metadata
+        for namespace, keys in job.names:
+            (namespace.remove(keys) if job.withdrawn else self.stored(namespace, keys))
         failed: dict[OffloadKey, str] = {}
         for key, reason in job.reasons():
             # A store whose row is free may still be on its way to the last tier.
@@ -268,8 +302,11 @@ class KvdepotTier(SecondaryTierManager):
         """As `on_reset` says, what was stored before is not served again, or is."""
         on_reset = self.settings.on_reset
         logger.info("kvdepot: the cache was reset; on_reset is %r", on_reset)
-        if on_reset == "keep":
-            return
+        if on_reset == vllm_settings.VERIFY:
+            if self.verifies:
+                return
+            # Nobody tells whether the weights are the same.
+            on_reset = "epoch"
         for request in self._requests.values():
             request.answers.clear()
             # It may go on with what was computed before, and vLLM offers all of that again.
@@ -338,6 +375,7 @@ class KvdepotTier(SecondaryTierManager):
         """The namespace of each KV group, by vLLM's number of it."""
         config = self._offloading_spec.config
         fields = vllm_namespace.fields_of_chunks(config, self.settings)
+        fields["weights"] = vllm_namespace.with_memory(fields["weights"], self._memory)
         fields["salt"] = vllm_namespace.with_epoch(fields["salt"], epoch)
         layout = vllm_namespace.layout_of_chunks(config, self.block_size_bytes)
         return {

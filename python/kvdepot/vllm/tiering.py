@@ -20,6 +20,7 @@ import kvdepot
 from kvdepot.engine.weights import FULL, SAMPLED
 from kvdepot.vllm import beside as vllm_beside
 from kvdepot.vllm import namespace as vllm_namespace
+from kvdepot.vllm.memory_weights import MemoryWeights, begun_requests, notice_resets
 from kvdepot.vllm.tier import KvdepotTier
 
 # vLLM's spec whose manager has secondary tiers.
@@ -28,6 +29,9 @@ TIERING_SPEC = "TieringOffloadingSpec"
 
 class KvdepotTieringConnector(OffloadingConnector):
     """OffloadingConnector with vLLM's CPU tier, and kvdepot's among those behind it."""
+
+    # Whether vLLM's prefix cache has been emptied, and nothing computed since.
+    _is_empty = True
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         """Raises `kvdepot.ConfigError` for what cannot work, before anything is served."""
@@ -40,7 +44,17 @@ class KvdepotTieringConnector(OffloadingConnector):
             settings = {str(entry.get("weights") or SAMPLED) for entry in entries}
             strictest = FULL if FULL in settings else SAMPLED
             self._fingerprints = vllm_beside.Fingerprints(vllm_config, strictest)
+            self._memory_weights = MemoryWeights(
+                vllm_config,
+                self._rename,
+                # vLLM's CPU tier is one, whatever its prefix cache is.
+                own_cache=True,
+            )
         super().__init__(vllm_config, role, kv_cache_config)
+        if role == KVConnectorRole.SCHEDULER:
+            for tier in self._tiers():
+                tier.verifies = True
+                tier.stored = self._memory_weights.stored
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -56,9 +70,45 @@ class KvdepotTieringConnector(OffloadingConnector):
         super().on_new_request(request)
 
     def reset_cache(self) -> bool | None:
-        """As vLLM does."""
+        """As vLLM does; its prefix cache was reset just before."""
         self._fingerprints.reset()
-        return super().reset_cache()
+        done = super().reset_cache()
+        if self._is_empty:
+            self._memory_weights.emptied()
+        return done
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """As vLLM does; and from now on resets of its prefix cache are noticed."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        notice_resets(kv_cache_manager, self._notice_reset)
+
+    def _notice_reset(self) -> None:
+        # vLLM's CPU tier is reset with its connector alone.
+        self._is_empty = True
+        self._memory_weights.suspect("a reset of the prefix cache")
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """As vLLM does, under the names of the weights that the workers hold."""
+        self._memory_weights.refresh()
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        """As vLLM does, in each step."""
+        self._memory_weights.refresh()
+        meta = super().build_connector_meta(scheduler_output)
+        tokens = scheduler_output.total_num_scheduled_tokens
+        self._memory_weights.step(tokens)
+        self._is_empty = self._is_empty and not tokens
+        return meta
+
+    def _rename(self) -> None:
+        """The weights in memory have changed, or vLLM's caches hold KV of other ones no more."""
+        weights = self._memory_weights
+        begun = begun_requests(self.scheduler)
+        for tier in self._tiers():
+            tier.set_memory(weights.name, begun, withheld=weights.withheld)
 
     def _tiers(self) -> Iterator[KvdepotTier]:
         manager: Any = self.scheduler.manager

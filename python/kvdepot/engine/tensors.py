@@ -1,0 +1,112 @@
+"""Sums over the bytes of tensors, computed on the device that holds them.
+
+Two models whose tensors have equal sums have equal weights: a sum is 128 bits and depends on the
+value and the position of every byte. It tells changes that happen apart, not those of an attacker
+who chooses weights to collide.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+# Of each tensor in a sample.
+SAMPLED_VALUES = 64
+
+# In 64-bit words: the coefficients of one chunk stay in a processor's cache.
+CHUNK = 1 << 16
+# An accelerator gets more work at a time.
+CHUNKS_ON_A_DEVICE = 128
+
+SEEDS = (1, 1 << 40)
+MULTIPLIER = 6364136223846793005
+MASK = (1 << 64) - 1
+
+
+def named_tensors(module: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers of a module by name, in the order of their names.
+
+    A tensor that keeps its bytes in tensors of its own (quantized formats) is replaced by those.
+    """
+    found = [*module.named_parameters(), *module.named_buffers()]
+    for name, tensor in sorted(found, key=lambda pair: pair[0]):
+        yield from _inner(name, tensor)
+
+
+def sum_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str | None:
+    """The sum over tensors, their names, shapes and types, in hexadecimal digits.
+
+    None if a tensor has no bytes at present: on the `meta` device.
+    """
+    digest = hashlib.sha256()
+    known: dict[tuple[Any, ...], tuple[int, ...]] = {}
+    for name, tensor in tensors:
+        if tensor.device.type == "meta":
+            return None
+        # Tied weights are one tensor under two names.
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if place not in known:
+            known[place] = _sum(tensor)
+        digest.update(repr((name, tuple(tensor.shape), str(tensor.dtype), known[place])).encode())
+    return digest.hexdigest()
+
+
+def sample_of(tensors: Iterable[torch.Tensor]) -> bytes:
+    """Some values of each tensor, always of the same places."""
+    samples: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        flat = tensor.detach().reshape(-1)
+        step = max(1, flat.numel() // SAMPLED_VALUES)
+        some = flat[::step][:SAMPLED_VALUES].contiguous().view(torch.uint8)
+        samples.setdefault(tensor.device, []).append(some)
+    return b"".join(torch.cat(each).cpu().numpy().tobytes() for each in samples.values())
+
+
+def _inner(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    parts: dict[Any, torch.Tensor] | None = getattr(tensor, "partitions", None)
+    if is_traceable_wrapper_subclass(tensor):
+        parts = {
+            attribute: getattr(tensor, attribute) for attribute in tensor.__tensor_flatten__()[0]
+        }
+    if not isinstance(parts, dict):
+        yield name, tensor
+        return
+    for part, inner in parts.items():
+        yield from _inner(f"{name}.{part}", inner)
+
+
+def _sum(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The size in bytes, and one sum modulo 2**64 for each seed."""
+    flat = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+    if flat.data_ptr() % 8:
+        flat = flat.clone()
+    size, whole = flat.numel(), flat.numel() // (8 * CHUNK) * 8 * CHUNK
+    batch = 8 * CHUNK * (1 if flat.device.type == "cpu" else CHUNKS_ON_A_DEVICE)
+    pieces = [flat[first : min(first + batch, whole)] for first in range(0, whole, batch)]
+    if whole < size:
+        pieces.append(torch.nn.functional.pad(flat[whole:], (0, -size % 8)))
+    sums = [0] * len(SEEDS)
+    for piece in pieces:
+        words = piece.view(torch.int64)
+        words = words.view(-1, min(CHUNK, words.numel()))
+        # A change in a word's upper bytes alone is one in the lower bytes too.
+        words = words ^ (words >> 32)
+        for index, seed in enumerate(SEEDS):
+            coefficients = _coefficients(flat.device, seed)[: words.shape[1]]
+            for chunk in (words * coefficients).sum(dim=1).tolist():
+                sums[index] = (sums[index] * MULTIPLIER + chunk) & MASK
+    return (size, *sums)
+
+
+@functools.cache
+def _coefficients(device: torch.device, seed: int) -> torch.Tensor:
+    """Odd numbers that look random: what multiplies each word of a chunk."""
+    mixed = torch.arange(seed, seed + CHUNK, dtype=torch.int64)
+    mixed = mixed * 0x5851F42D4C957F2D + 0x14057B7EF767814F
+    mixed = (mixed ^ (mixed >> 29)) * 0x2545F4914F6CDD1D
+    return ((mixed ^ (mixed >> 32)) | 1).to(device)

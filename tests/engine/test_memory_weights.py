@@ -1,0 +1,290 @@
+"""Weights that change in memory: no KV of other ones is served, and those that come back find
+theirs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kvdepot.engine import tensors as engine_tensors
+
+pytest.importorskip("vllm")
+
+from engine_double import EngineDouble
+from kvdepot.vllm import memory_weights, worker_calls
+from test_scheduling import KINDS, Engines, engines, prompt
+from vllm.lora.request import LoRARequest
+from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.worker_base import WorkerBase
+
+__all__ = ["engines"]
+
+pytestmark = pytest.mark.integration
+
+ASKED = prompt(2, 150)
+
+
+@pytest.fixture
+def engine(engines: Engines) -> EngineDouble:
+    """One that has stored a prompt, and would hit it."""
+    started = engines.start(KINDS["both"])
+    started.ask(ASKED)
+    started.reset(external=False)
+    return started
+
+
+def test_reloaded_weights_find_nothing_and_those_that_come_back_find_theirs(
+    engine: EngineDouble,
+) -> None:
+    other = prompt(3, 150)
+    engine.ask(other)
+    engine.reload(1)
+    assert engine.ask(ASKED) == [0]
+    # What was computed with the new weights is not stored either, before a reset.
+    engine.reset(external=False)
+    assert engine.ask(ASKED) == [0]
+    engine.reset(external=False)
+    assert engine.ask(ASKED)[0] > 0
+    engine.reload(0)
+    engine.reset(external=False)
+    assert engine.ask(ASKED)[0] > 0
+    assert engine.faults == []
+
+
+def test_what_vllms_own_cache_has_of_the_weights_before_is_not_stored(
+    engine: EngineDouble,
+) -> None:
+    other = prompt(3, 150)
+    engine.ask(other)
+    engine.reload(1)
+    # vLLM serves KV of other weights from its own cache, and offers it for storing.
+    assert engine.ask(other)[0] > 0
+    assert engine.faults != []
+    engine.faults.clear()
+    engine.reset(external=False)
+    assert engine.ask(other) == [0]
+    assert engine.faults == []
+
+
+def test_before_vllm_has_computed_anything_no_reset_is_needed(engines: Engines) -> None:
+    engine = engines.start(KINDS["full"])
+    engine.reload(1)
+    engine.ask(ASKED)
+    engine.reset(external=False)
+    assert engine.ask(ASKED)[0] > 0
+    engine = engines.start(KINDS["full"])
+    assert engine.ask(ASKED) == [0], "those of the files"
+    assert engine.faults == []
+
+
+def test_a_request_that_goes_on_with_other_weights_is_not_stored(engine: EngineDouble) -> None:
+    asked = prompt(21, 150)
+    name = engine.add(asked, output_tokens=40)
+    for _ in range(10):
+        engine.step()
+    engine.reload(1)
+    engine.run_until(lambda: name not in engine.scheduler.requests)
+    engine.faults.clear()
+    for expected in (False, True):
+        engine.reset(external=False)
+        assert (engine.ask(asked)[0] > 0) == expected
+    assert engine.faults == []
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_reset_looks_at_weights_that_nobody_was_told_of(
+    engine: EngineDouble, external: bool
+) -> None:
+    engine.weights = 1
+    engine.reset(external=external)
+    assert engine.ask(ASKED) == [0]
+    assert engine.faults == []
+    engine.weights = 0
+    engine.reset(external=external)
+    assert engine.ask(ASKED)[0] > 0
+    assert engine.faults == []
+
+
+@pytest.fixture
+def errors() -> Iterator[list[str]]:
+    """Texts of kvdepot's errors in the log; vLLM's loggers do not hand them on."""
+    found: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    handler = Kept(logging.ERROR)
+    memory_weights.logger.addHandler(handler)
+    yield found
+    memory_weights.logger.removeHandler(handler)
+
+
+def test_a_change_that_nobody_watches_is_noticed_and_what_was_stored_since_is_withdrawn(
+    engine: EngineDouble, engines: Engines, monkeypatch: pytest.MonkeyPatch, errors: list[str]
+) -> None:
+    monkeypatch.setattr(memory_weights, "SAMPLE_STEPS", 20)
+    for seed in range(30, 50):
+        engine.ask(prompt(seed, 20), output_tokens=4)
+    before = engines.blocks()
+    engine.weights = 1
+    other = prompt(5, 150)
+    engine.ask(other)
+    assert len(engines.blocks()) > len(before)
+    for seed in range(6, 26):
+        engine.ask(prompt(seed, 20), output_tokens=4)
+    assert [text for text in errors if "does not watch" in text]
+    stored = {record.key for record in engines.blocks()}
+    # What was stored since the last good sample, and no more.
+    assert stored < {record.key for record in before}
+    assert len(before) - len(stored) < 8
+    engine.reset(external=False)
+    engine.faults.clear()
+    assert engine.ask(other) == [0]
+    engine.weights = 0
+    engine.reset(external=False)
+    assert engine.ask(other) == [0]
+    assert engine.ask(ASKED)[0] > 0
+    assert engine.faults == []
+
+
+def test_weights_that_did_not_change_cost_nothing(engine: EngineDouble) -> None:
+    engine.reload(0)
+    engine.executor.collective_rpc("list_loras")
+    assert engine.ask(ASKED)[0] > 0
+
+
+def test_a_call_that_fails_half_way_counts(engine: EngineDouble) -> None:
+    with pytest.raises(RuntimeError, match="trainer"):
+        engine.executor.collective_rpc("fail", args=(1,))
+    assert engine.ask(ASKED) == [0]
+    assert engine.faults == []
+
+
+def test_a_function_counts_whatever_its_name_is(engine: EngineDouble) -> None:
+    def list_loras(worker: Any) -> None:
+        engine.weights = 1
+
+    engine.executor.collective_rpc(list_loras)
+    assert engine.ask(ASKED) == [0]
+    assert engine.faults == []
+
+
+def test_nothing_is_summed_while_weights_are_unmapped(engine: EngineDouble) -> None:
+    engine.reset(external=True)
+    engine.executor.sleep(2)
+    weights = engine.executor.model.pop("weights")
+    assert weights is not None
+    engine.connector._memory_weights.refresh()
+    engine.executor.model["weights"] = torch.zeros(1000)
+    engine.executor.wake_up()
+    engine.reload(1)
+    engine.ask(ASKED)
+    assert engine.faults == []
+    engine.reset(external=False)
+    assert engine.ask(ASKED)[0] > 0, "the cache was empty as the weights changed"
+    assert engine.faults == []
+
+
+def test_weights_without_bytes_are_not_known(engine: EngineDouble, errors: list[str]) -> None:
+    weights = engine.executor.model["weights"]
+    engine.executor.model["weights"] = weights.to("meta")
+    engine.executor.collective_rpc("wake_up", kwargs={"tags": None})
+    engine.connector._memory_weights.refresh()
+    assert [text for text in errors if "not known" in text]
+    assert engine.connector.manager.withheld
+    engine.executor.model["weights"] = weights
+    engine.executor.collective_rpc("wake_up", kwargs={"tags": None})
+    assert engine.ask(ASKED)[0] > 0
+    assert engine.faults == []
+
+
+def test_an_adapter_is_identified_as_it_is_loaded(engines: Engines, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    config = adapter / "adapter_config.json"
+    found = []
+    for replaced in (True, False, False):
+        config.write_text(json.dumps({"r": 8}))
+        engine = engines.start(KINDS["full"])
+        engine.lora = LoRARequest("a", 1, str(adapter))
+        engine.executor.add_lora(engine.lora)
+        if replaced:
+            # It computes with the files before.
+            config.write_text(json.dumps({"r": 16}))
+        engine.ask(ASKED)
+        found.append(engines.blocks())
+    assert [len(blocks) for blocks in found] == [9, 18, 18], "nobody finds the first one's"
+
+
+def test_what_is_said_to_be_harmless_exists() -> None:
+    known = {name for kind in (WorkerBase, CPUWorker) for name in dir(kind)}
+    assert set(worker_calls.HARMLESS) <= known
+    assert not {name for name in worker_calls.HARMLESS if "weights" in name}
+
+
+# ---- sums ----------------------------------------------------------------------------------------
+
+
+def linear(size: int = 300_000) -> torch.nn.Module:
+    module = torch.nn.Module()
+    module.register_parameter("a", torch.nn.Parameter(torch.arange(size, dtype=torch.float32)))
+    module.register_buffer("b", torch.ones(7, dtype=torch.bfloat16))
+    return module
+
+
+def summed(module: torch.nn.Module) -> str | None:
+    return engine_tensors.sum_of(engine_tensors.named_tensors(module))
+
+
+@pytest.mark.parametrize("size", [1, 3, 65_536 * 2, 131_073, 300_000])
+def test_every_bit_and_every_place_counts(size: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    before = summed(linear(size))
+    assert before == summed(linear(size))
+    found = {before}
+    for _ in range(20):
+        module = linear(size)
+        place = int(torch.randint(size, (1,), generator=generator))
+        bit = int(torch.randint(32, (1,), generator=generator))
+        words = module.a.detach().view(torch.int32)
+        words[place] ^= torch.tensor(1, dtype=torch.int32) << bit
+        found.add(summed(module))
+        if size > 2:
+            other = (place + 1) % size
+            module = linear(size)
+            with torch.no_grad():
+                module.a[[place, other]] = module.a[[other, place]]
+            found.add(summed(module))
+    assert len(found) > 20 - 10 * (size < 4)
+
+
+def test_a_sum_does_not_depend_on_how_the_bytes_lie() -> None:
+    module = linear()
+    before = summed(module)
+    wide = torch.zeros(300_000, 2)
+    wide[:, 0] = module.a.detach()
+    module.a = torch.nn.Parameter(wide[:, 0])
+    assert not module.a.is_contiguous()
+    assert summed(module) == before
+    shifted = torch.zeros(300_001)[1:]
+    shifted.copy_(module.a.detach())
+    module.a = torch.nn.Parameter(shifted)
+    assert summed(module) == before
+
+
+def test_a_name_a_shape_and_a_type_count() -> None:
+    tensor = torch.zeros(8)
+    sums = {
+        engine_tensors.sum_of([pair])
+        for pair in (
+            ("a", tensor), ("b", tensor), ("a", tensor.view(2, 4)), ("a", tensor.view(torch.int32)),
+            ("a", torch.zeros(9)),
+        )
+    }  # fmt: skip
+    assert len(sums) == 5
