@@ -50,7 +50,12 @@ class Engines:
     ) -> EngineDouble:
         """`extra` are kvdepot's settings, `beside` puts other connectors around it."""
         self.stop()
-        settings = {"pipeline": "Dax", "dax": {"path": str(self.arena), "capacity": "64MiB"}}
+        settings: dict[str, Any] = {
+            "pipeline": "Dax",
+            "dax": {"path": str(self.arena), "capacity": "64MiB"},
+        }
+        if "pipeline" in extra:
+            settings = {}
         ours = OURS | {"kv_connector_extra_config": settings | extra}
         self.engine = EngineDouble(self.directory, groups, beside(ours), **(engine or {}))
         return self.engine

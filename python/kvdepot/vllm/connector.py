@@ -42,6 +42,7 @@ from kvdepot.vllm.jobs import Group, Groups
 from kvdepot.vllm.manager import KvdepotManager
 from kvdepot.vllm.memory_weights import MemoryWeights, begun_requests, notice_resets
 from kvdepot.vllm.messages import KvdepotWorkerMetadata, RankGeometry
+from kvdepot.vllm.pauses import notice_pauses
 from kvdepot.vllm.spec import KvdepotSpec
 from kvdepot.vllm.weights import Weights
 from kvdepot.vllm.worker import KvdepotConnectorWorker
@@ -85,6 +86,7 @@ class KvdepotConnector(OffloadingConnector):
             self._geometries: dict[int, RankGeometry] = {}
             self.manager.set_whole(self._is_whole)
             self.manager.stored = self._memory_weights.stored
+            notice_pauses()
             self.manager.role = roles.of(vllm_config.kv_transfer_config)
             _say_policy(vllm_config)
             if vllm_config.cache_config.enable_prefix_caching:
@@ -277,6 +279,10 @@ class KvdepotConnector(OffloadingConnector):
         if request.request_id not in self._logged:
             self._logged.add(request.request_id)
             self._say_hits(request, num_external_tokens)
+
+    def set_paused(self, paused: bool) -> None:
+        """Whether `/pause` or `/sleep` wait for the engine to have no work."""
+        self.manager.paused = paused
 
     def reset_cache(self) -> bool | None:
         """As vLLM does. Requests that it lets go on with what they had are not stored any more:

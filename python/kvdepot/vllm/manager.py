@@ -115,6 +115,8 @@ class KvdepotManager(OffloadingManager):
         self._renew: Callable[[str], Groups] | None = None
         self.role = Role()
         self.alone = False  # Whether vLLM has no other connector; the connector says it.
+        self.paused = False
+        """Whether vLLM waits for its work to end: metrics are brought up to date afterwards."""
         self.withheld = False
         """Whether nothing is looked up or stored: vLLM holds KV of other weights."""
         self.stored: Callable[[SafeNamespace, list[bytes]], None] = lambda namespace, keys: None
@@ -470,7 +472,7 @@ class KvdepotManager(OffloadingManager):
         """Whether the engine must keep stepping: jobs to finish, a metric to bring up to date."""
         if self._tickets or self._steps_without_groups is not None:
             return True
-        return self.collector.outdated(self._queued_bytes())
+        return not self.paused and self.collector.outdated(self._queued_bytes())
 
     def reset_cache(self) -> None:
         """As `on_reset` says, what was stored before is served again, or is not."""

@@ -135,6 +135,8 @@ class KvdepotTier(SecondaryTierManager):
         self._jobs: dict[int, _Job] = {}
         self._epoch: str | None = None
         self._memory = ""
+        self.paused = False
+        """Whether vLLM waits for its work to end: metrics are brought up to date afterwards."""
         self.withheld = False
         """Whether nothing is looked up or stored: vLLM holds KV of other weights."""
         self.stored: Callable[[SafeNamespace, list[bytes]], None] = lambda namespace, keys: None
@@ -337,7 +339,7 @@ class KvdepotTier(SecondaryTierManager):
 
     def has_pending_work(self) -> bool:
         """Whether the engine must keep stepping, to bring a metric up to date."""
-        return self.collector.outdated(self._queued_bytes())
+        return not self.paused and self.collector.outdated(self._queued_bytes())
 
     def get_stats(self) -> Any:
         """What happened since the last call."""

@@ -21,6 +21,7 @@ from kvdepot.engine.weights import FULL, SAMPLED
 from kvdepot.vllm import beside as vllm_beside
 from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm.memory_weights import MemoryWeights, begun_requests, notice_resets
+from kvdepot.vllm.pauses import notice_pauses
 from kvdepot.vllm.tier import KvdepotTier
 
 # vLLM's spec whose manager has secondary tiers.
@@ -55,6 +56,7 @@ class KvdepotTieringConnector(OffloadingConnector):
             for tier in self._tiers():
                 tier.verifies = True
                 tier.stored = self._memory_weights.stored
+            notice_pauses()
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -68,6 +70,11 @@ class KvdepotTieringConnector(OffloadingConnector):
         for tier in self._tiers():
             tier.set_beside(request.request_id, beside)
         super().on_new_request(request)
+
+    def set_paused(self, paused: bool) -> None:
+        """Whether `/pause` or `/sleep` wait for the engine to have no work."""
+        for tier in self._tiers():
+            tier.paused = paused
 
     def reset_cache(self) -> bool | None:
         """As vLLM does; its prefix cache was reset just before."""
