@@ -178,14 +178,28 @@ def test_wrong_arguments_are_refused_and_close_ends_it(client: Client):
         client.native.submit_batch_exists([name(1)])
 
 
-def test_a_salt_of_the_operators_keeps_deployments_apart(
-    tmp_path: Path, client: Client, pipeline: str
+@pytest.mark.parametrize("setting", ["salt", "weights"])
+def test_a_text_of_the_operators_keeps_deployments_apart(
+    tmp_path: Path, client: Client, pipeline: str, setting: str
 ):
     client.set([name(1)], [view(b"a" * SIZE)])
     client.native.close()
-    other = Client(tmp_path, pipeline, salt="fp8")
-    assert other.exists([name(1)]) == [False]
+    other = Client(tmp_path, pipeline, **{setting: "fp8"})
+    assert other.exists([name(1), "of another form"]) == [False, False]
+    other.set([name(1), "of another form"], [view(b"b" * SIZE)] * 2)
     other.native.close()
+    again = Client(tmp_path, pipeline)
+    assert again.exists([name(1), "of another form"]) == [True, False]
+    again.native.close()
+
+
+@pytest.mark.parametrize("weights", [None, "w"])
+def test_what_nobody_has_named_is_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, weights: str | None
+):
+    client = Client(tmp_path, "Dax", **({} if weights is None else {"weights": weights}))
+    client.native.close()
+    assert ("keys leave out the weights, RoPE" in caplog.text) == (weights is None)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

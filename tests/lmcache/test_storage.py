@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -172,6 +173,24 @@ def test_a_salt_keeps_tenants_apart(engine: Engine, chunks: Chunks):
     first.close()
     second = engine.backend(extra={"kvdepot.salt": "two"})
     assert not second.contains(key)
+
+
+def test_other_files_of_the_model_find_nothing(
+    engine: Engine, chunks: Chunks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """LMCache's key has the model's name, which is the path."""
+    monkeypatch.chdir(tmp_path)
+    model = tmp_path / engine.metadata().model_name
+    model.mkdir(parents=True)
+    key = chunks.key()
+    for content, there in ((b"x", False), (b"x", True), (b"y", False), (b"x", True)):
+        (model / "pytorch_model.bin").write_bytes(content * 5000)
+        backend = engine.backend()
+        assert backend.contains(key) == there
+        chunks.put(backend, [key])
+        backend.close()
+    named = engine.backend(extra={"kvdepot.weights": "w"})
+    assert not named.contains(key)
 
 
 # ---- construction ----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import kvdepot
@@ -55,6 +55,32 @@ PROCESSOR_FILES = (
 def mode_of(setting: str) -> str:
     """How files are read, for a setting `sampled`, `full` or a text that names the weights."""
     return FULL if setting == FULL else SAMPLED
+
+
+def directory_of(
+    model: str, revision: str | None = None, caches: Sequence[str | None] = (None,)
+) -> Path | None:
+    """Where a model's files are: its directory, or a Hugging Face cache's for its revision.
+
+    None for a model that is in neither, and for one that is a single file.
+    """
+    path = Path(model)
+    if path.is_dir():
+        return path
+    if path.exists():
+        return None
+    found = []
+    for cache in caches:
+        # It raises many kinds of errors for a name that is none, for example a URL.
+        with contextlib.suppress(Exception):
+            from huggingface_hub import snapshot_download
+
+            snapshot = snapshot_download(
+                model, revision=revision, cache_dir=cache, local_files_only=True
+            )
+            found.append(Path(snapshot))
+    with_weights = [one for one in found if has_weights(one)]
+    return next(iter(with_weights or found), None)
 
 
 def of_directory(directory: Path, mode: str = SAMPLED, *, code: bool = True) -> str:

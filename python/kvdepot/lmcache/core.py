@@ -68,6 +68,10 @@ class Store:
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         self.settings = lmcache_settings.read(params)
+        self._texts = self.settings.salt, self.settings.weights
+        if self.settings.weights is None:
+            # The server outlives engines, so that files tell nothing about a chunk's weights.
+            lmcache_keys.warn_of_names(logger, "the weights, ")
         self.depot = kvdepot.open(self.settings.pipeline, self.settings.depot)
         self._lock = threading.Lock()
         self._by_name: dict[Name | None, Space] = {}
@@ -76,7 +80,7 @@ class Store:
         self._listed: list[tuple[Space, int]] = []
         self._listing = lmcache_small.Pause()
         try:
-            self._names = self.depot.namespace(**lmcache_keys.names(self.settings.salt))
+            self._names = self.depot.namespace(**lmcache_keys.names(*self._texts))
             # What a directory of blocks holds is others' too, and its tier keeps no count by name.
             self.counts = self.depot.tiers[-1] in lmcache_settings.ARENAS + ("Cache",)
         except BaseException:
@@ -118,8 +122,8 @@ class Store:
         space = self._by_name.get(name)
         if space is not None:
             return space
-        tenant = self.settings.salt
-        fields = lmcache_keys.whole(tenant) if name is None else name.fields(tenant)
+        texts = self._texts
+        fields = lmcache_keys.whole(*texts) if name is None else name.fields(*texts)
         with self._lock:
             if name not in self._by_name:
                 space = Space(self.depot.namespace(**fields), name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from typing import Any, NamedTuple
 
 KEY_BYTES = 32
@@ -25,12 +26,13 @@ class Name(NamedTuple):
     hash_bytes: int
     """Bytes of the hash: shorter ones are padded, and must not meet longer ones."""
 
-    def fields(self, tenant: str | None) -> dict[str, Any]:
+    def fields(self, tenant: str | None, weights: str | None) -> dict[str, Any]:
         """The arguments of `Depot.namespace`.
 
-        LMCache's keys say neither the element type nor the tokens of a chunk. The hash covers the
-        tokens; for the type there is `tenant`, a text of the operator's. The salt may be a secret,
-        and tools do not show it; "@" occurs in none.
+        LMCache's keys say neither the element type nor the tokens of a chunk, nor which weights
+        computed it. The hash covers the tokens; for the rest there are `tenant` and `weights`,
+        texts of the operator's. The salt may be a secret, and tools do not show it; "@" occurs in
+        none.
         """
         salts = self.salt if tenant is None else f"{self.salt}@{tenant}"
         return {
@@ -42,6 +44,7 @@ class Name(NamedTuple):
             "world": f"kv_rank {self.rank:08x}",
             "hash": f"lmcache, {self.hash_bytes} bytes",
             "salt": salts or None,
+            "weights": weights,
         }
 
     def encode(self) -> bytes:
@@ -56,7 +59,7 @@ class Name(NamedTuple):
         return cls(str(model), int(rank), int(group), str(salt), int(hash_bytes))
 
 
-def whole(tenant: str | None) -> dict[str, Any]:
+def whole(tenant: str | None, weights: str | None) -> dict[str, Any]:
     """The namespace of keys whose text is not LMCache's."""
     salt = None if tenant is None else f"@{tenant}"
     return {
@@ -66,12 +69,23 @@ def whole(tenant: str | None) -> dict[str, Any]:
         "layout": "lmcache",
         "hash": "sha256 of the whole key",
         "salt": salt,
+        "weights": weights,
     }
 
 
-def names(tenant: str | None) -> dict[str, Any]:
+def names(tenant: str | None, weights: str | None) -> dict[str, Any]:
     """The namespace that holds the names of the others, by their digests."""
-    return whole(tenant) | {"layout": "lmcache names", "hash": "digest"}
+    return whole(tenant, weights) | {"layout": "lmcache names", "hash": "digest"}
+
+
+def warn_of_names(logger: logging.Logger, weights: str) -> None:
+    """Log what nobody has named; `weights` is a part of the sentence, or empty."""
+    logger.warning(
+        "weights: not given, and LMCache's keys leave out %sRoPE settings, quantization and "
+        "adapters: blocks of a model with other ones are served under the same name; give a text "
+        "that names them, and another text after each change",
+        weights,
+    )
 
 
 def key(chunk_hash: bytes) -> bytes:

@@ -42,6 +42,8 @@ class Settings:
     """Whether devices may be added and removed over HTTP."""
     salt: str | None
     """A text that keeps tenants with the same model apart."""
+    weights: str | None
+    """A text that names what LMCache's keys leave out."""
 
 
 def _entries(value: Any) -> list[Mapping[str, Any]]:
@@ -124,6 +126,12 @@ KNOBS = Schema(
         "kvdepot evicts the least recently used when it needs room",
     ),
     Setting(("salt",), WORD, "kvdepot's own: keeps tenants with the same model apart"),
+    Setting(
+        ("weights",),
+        WORD,
+        "kvdepot's own: a text that names the weights and what else LMCache's keys leave out, see "
+        "[what is not in LMCache's keys](#what-is-not-in-lmcaches-keys)",
+    ),
 )
 
 # Where the blocks are. With `dax.` before it, `path` is the depot's own option.
@@ -220,6 +228,7 @@ def read(params: Mapping[str, Any]) -> Settings:
         async_put=knobs["async_put"],
         hotplug_enabled=knobs["hotplug_enabled"],
         salt=knobs["salt"],
+        weights=knobs["weights"],
     )
 
 

@@ -15,7 +15,9 @@ from typing import Any
 from lmcache.logging import init_logger
 
 import kvdepot
+from kvdepot.engine import weights as engine_weights
 from kvdepot.lmcache import small as lmcache_small
+from kvdepot.lmcache.keys import warn_of_names
 from kvdepot.lmcache.layout import Layout
 
 logger: logging.Logger = init_logger(__name__)
@@ -28,10 +30,24 @@ KEEP_AGAIN_SECONDS = 10.0
 LEARN_SECONDS = 0.2
 
 
+def weights_of(model: str) -> str | None:
+    """The fingerprint of a model's files; None, and a warning, if they are not on this host."""
+    directory = engine_weights.directory_of(model)
+    warn_of_names(logger, "" if directory else "the weights, ")
+    return None if directory is None else engine_weights.of_directory(directory)
+
+
 class Spaces:
     """What is stored of one model, under one world and salt."""
 
-    def __init__(self, depot: kvdepot.Depot, config: Any, metadata: Any, salt: str | None) -> None:
+    def __init__(
+        self,
+        depot: kvdepot.Depot,
+        config: Any,
+        metadata: Any,
+        salt: str | None,
+        weights: str | None,
+    ) -> None:
         self._depot = depot
         self._fields = {
             "model": metadata.model_name,
@@ -39,6 +55,7 @@ class Spaces:
             "world": metadata.world_size,
             "hash": config.pre_caching_hash_algorithm,
             "salt": salt,
+            "weights": weights_of(metadata.model_name) if weights is None else weights,
         }
         self._lock = threading.Lock()
         self._layouts = depot.namespace(dtype="opaque", layout="lmcache layouts", **self._fields)

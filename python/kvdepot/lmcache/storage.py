@@ -119,7 +119,7 @@ class KvdepotBackend(StoragePluginInterface):
         self._putting: dict[CacheEngineKey, bool] = {}
         self._depot = open_shared(settings.pipeline, settings.depot)
         try:
-            self._spaces = Spaces(self._depot, config, metadata, settings.salt)
+            self._spaces = Spaces(self._depot, config, metadata, settings.salt, settings.weights)
             self._waiters = ThreadPoolExecutor(WAITERS, thread_name_prefix="kvdepot-restore")
             # One: puts end in their order.
             self._putters = ThreadPoolExecutor(1, thread_name_prefix="kvdepot-put")

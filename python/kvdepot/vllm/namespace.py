@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import secrets
@@ -254,30 +253,8 @@ def _unless_changed(vllm_config: Any, directory: Path) -> str:
 
 def _directory(model: Any, load: Any) -> Path | None:
     """Where a model's files are: its directory, or the Hugging Face cache's for its revision."""
-    path = Path(model.model)
-    if path.is_dir():
-        return path
-    if path.exists():
-        return None
-    from huggingface_hub import snapshot_download
-
-    found = []
-    # vLLM loads the weights into one, and the rest into the other.
-    for cache in (load.download_dir, None):
-        # It raises many kinds of errors for a name that is none, for example a URL.
-        with contextlib.suppress(Exception):
-            found.append(
-                Path(
-                    snapshot_download(
-                        model.model,
-                        revision=model.revision,
-                        cache_dir=cache,
-                        local_files_only=True,
-                    )
-                )
-            )
-    with_weights = [one for one in found if engine_weights.has_weights(one)]
-    return next(iter(with_weights or found), None)
+    # vLLM loads the weights into one cache, and the rest into the other.
+    return engine_weights.directory_of(model.model, model.revision, (load.download_dir, None))
 
 
 def layout_of_group(vllm_config: Any, group: Any, layers: dict[str, Any], device: str) -> str:

@@ -1,7 +1,7 @@
 """Tells kvdepot's connectors whether vLLM's scheduler is paused.
 
-`/pause` and `/sleep` wait until the engine has no work. A metric that is to be brought up to date is
-none then, and vLLM tells no connector.
+`/pause` and `/sleep` wait until the engine has no work. To bring a metric up to date is no such work,
+but vLLM reports a pause to no connector.
 """
 
 from __future__ import annotations
@@ -35,4 +35,4 @@ def notice_pauses() -> None:
             if isinstance(connector, Pausable):
                 connector.set_paused(pause_state != PauseState.UNPAUSED)
 
-    Scheduler.set_pause_state = noticed  # type: ignore[method-assign]
+    Scheduler.set_pause_state = noticed
