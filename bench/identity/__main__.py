@@ -19,7 +19,7 @@ from typing import Any
 
 import program
 
-from identity.cases import CHANGES, HARMLESS, Case
+from identity.cases import CHANGES, FEATURES, HARMLESS, Case
 from identity.engines import Answer, Engine, Engines
 
 
@@ -119,7 +119,7 @@ def main() -> int:
     given = options.parse_args()
     failed = False
     with Engines() as engines:
-        for case in (*CHANGES, *HARMLESS):
+        for case in (*CHANGES, *FEATURES, *HARMLESS):
             if given.case and not any(part in case.name for part in given.case):
                 continue
             program.say(case.name)

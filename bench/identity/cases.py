@@ -258,6 +258,45 @@ CHANGES = (
     ),
 )
 
+def _alike(
+    make: Callable[[Path], Path] = models.llama, **options: Any
+) -> Callable[[Path], tuple[Engine, Engine]]:
+    """Two engines that are configured alike."""
+
+    def both(at: Path) -> tuple[Engine, Engine]:
+        environment = {}
+        if "pipeline_parallel_size" in options:
+            # vLLM wants a NUMA node for each rank unless it is told where ranks compute.
+            environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|0"}
+        engine = Engine(str(make(at / "model")), options, environment)
+        return engine, engine
+
+    return both
+
+
+def _ladder(_: Path) -> Sequence[Prompt]:
+    """A prompt of every length from one block to the next."""
+    return [Prompt(tokens(150 + count, seed=count)) for count in range(33)]
+
+
+N_GRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
+
+# Features of the engine: the second engine is served what the first has stored, and answers alike.
+FEATURES = (
+    Case("speculative decoding by n-grams", _alike(speculative_config=N_GRAM), prompts=_ladder),
+    Case("priority scheduling", _alike(scheduling_policy="priority")),
+    Case(
+        "pipeline parallelism",
+        _alike(pipeline_parallel_size=2, distributed_executor_backend="mp"),
+    ),
+    Case(
+        "a hybrid of attention and gated delta nets",
+        _alike(models.qwen3_next, dtype="bfloat16"),
+        prompts=_ladder,
+    ),
+    Case("every length of a prompt", _alike(), prompts=_ladder),
+)
+
 HARMLESS = (
     Case("nothing", _llamas()),
     Case("the same weights reloaded in memory", _reloads(0, 0)),

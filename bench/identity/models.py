@@ -54,6 +54,27 @@ def longrope(directory: Path) -> Path:
     return _save(directory, 0, lambda: Phi3ForCausalLM(Phi3Config(**config)))
 
 
+def qwen3_next(directory: Path) -> Path:
+    """A Qwen3-Next: two layers of gated delta nets, whose state is one a block, and two of
+    attention, with experts."""
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    config = SHAPE | {
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "head_dim": 32,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+    }
+    return _save(directory, 0, lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**config)))
+
+
 def images(directory: Path) -> Path:
     """A Qwen2-VL, which reads an image as more tokens or fewer."""
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen2VLImageProcessor

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from identity.__main__ import run
-from identity.cases import CHANGES, HARMLESS, Case
+from identity.cases import CHANGES, FEATURES, HARMLESS, Case
 from identity.engines import Engines
 
 # The others take minutes.
@@ -43,7 +43,7 @@ def test_what_has_changed_is_not_served(
     assert not row.says_nothing, "the same without its part of the name must be served"
 
 
-@pytest.mark.parametrize("case", cases(HARMLESS))
+@pytest.mark.parametrize("case", cases((*FEATURES, *HARMLESS)))
 def test_what_changes_nothing_is_served(engines: Engines, case: Case) -> None:
     row = run(engines, case)
     assert (row.stale, row.needless_miss) == (0, 0)

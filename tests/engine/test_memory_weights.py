@@ -279,6 +279,16 @@ def test_a_sum_does_not_depend_on_how_the_bytes_lie() -> None:
     assert summed(module) == before
 
 
+def test_a_transposed_tensor_is_summed_in_place() -> None:
+    tensor = torch.arange(60_000, dtype=torch.float32).view(200, 300).T
+    before = engine_tensors.sum_of([("a", tensor)])
+    assert engine_tensors._flat(tensor).data_ptr() == tensor.data_ptr()
+    assert before != engine_tensors.sum_of([("a", tensor.contiguous().view(200, 300).T)])
+    assert before != engine_tensors.sum_of([("a", tensor.reshape(-1).view(300, 200))])
+    tensor[7, 9] += 1
+    assert before != engine_tensors.sum_of([("a", tensor)])
+
+
 def test_a_name_a_shape_and_a_type_count() -> None:
     tensor = torch.zeros(8)
     sums = {

@@ -21,7 +21,7 @@ SAMPLED_VALUES = 64
 # In 64-bit words: the coefficients of one chunk stay in a processor's cache.
 CHUNK = 1 << 16
 # An accelerator gets more work at a time.
-CHUNKS_ON_A_DEVICE = 128
+CHUNKS_ON_A_DEVICE = 32
 
 SEEDS = (1, 1 << 40)
 MULTIPLIER = 6364136223846793005
@@ -52,7 +52,8 @@ def sum_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str | None:
         place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if place not in known:
             known[place] = _sum(tensor)
-        digest.update(repr((name, tuple(tensor.shape), str(tensor.dtype), known[place])).encode())
+        described = name, tuple(tensor.shape), str(tensor.dtype), known[place]
+        digest.update(repr(described).encode())
     return digest.hexdigest()
 
 
@@ -60,7 +61,7 @@ def sample_of(tensors: Iterable[torch.Tensor]) -> bytes:
     """Some values of each tensor, always of the same places."""
     samples: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in tensors:
-        flat = tensor.detach().reshape(-1)
+        flat = _flat(tensor)
         step = max(1, flat.numel() // SAMPLED_VALUES)
         some = flat[::step][:SAMPLED_VALUES].contiguous().view(torch.uint8)
         samples.setdefault(tensor.device, []).append(some)
@@ -80,9 +81,21 @@ def _inner(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]
         yield from _inner(f"{name}.{part}", inner)
 
 
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """All values in the order in which they are in memory, so that a large transposed tensor is not
+    copied."""
+    return tensor.detach().permute(_order(tensor)).reshape(-1)
+
+
+def _order(tensor: torch.Tensor) -> list[int]:
+    """The dimensions as they are in memory, from the outermost."""
+    return sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
+
+
 def _sum(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The size in bytes, and one sum modulo 2**64 for each seed."""
-    flat = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+    """The order of the dimensions in memory, the size in bytes, and one sum modulo 2**64 for each
+    seed."""
+    flat = _flat(tensor).contiguous().view(torch.uint8)
     if flat.data_ptr() % 8:
         flat = flat.clone()
     size, whole = flat.numel(), flat.numel() // (8 * CHUNK) * 8 * CHUNK
@@ -100,7 +113,7 @@ def _sum(tensor: torch.Tensor) -> tuple[int, ...]:
             coefficients = _coefficients(flat.device, seed)[: words.shape[1]]
             for chunk in (words * coefficients).sum(dim=1).tolist():
                 sums[index] = (sums[index] * MULTIPLIER + chunk) & MASK
-    return (size, *sums)
+    return (*_order(tensor), size, *sums)
 
 
 @functools.cache
