@@ -264,11 +264,7 @@ def _alike(
     """Two engines that are configured alike."""
 
     def both(at: Path) -> tuple[Engine, Engine]:
-        environment = {}
-        if "pipeline_parallel_size" in options:
-            # vLLM wants a NUMA node for each rank unless it is told where ranks compute.
-            environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|0"}
-        engine = Engine(str(make(at / "model")), options, environment)
+        engine = Engine(str(make(at / "model")), options)
         return engine, engine
 
     return both
@@ -285,10 +281,6 @@ N_GRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4
 FEATURES = (
     Case("speculative decoding by n-grams", _alike(speculative_config=N_GRAM), prompts=_ladder),
     Case("priority scheduling", _alike(scheduling_policy="priority")),
-    Case(
-        "pipeline parallelism",
-        _alike(pipeline_parallel_size=2, distributed_executor_backend="mp"),
-    ),
     Case(
         "a hybrid of attention and gated delta nets",
         _alike(models.qwen3_next, dtype="bfloat16"),
