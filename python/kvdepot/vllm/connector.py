@@ -76,7 +76,8 @@ class KvdepotConnector(OffloadingConnector):
             self._fingerprints = vllm_beside.Fingerprints(vllm_config, self._settings.weights)
             self._logged: set[str] = set()
             self._geometries: dict[int, RankGeometry] = {}
-            self.manager.set_whole(self._is_whole)
+            if self.scheduler.config.blocks_per_chunk > 1:
+                self.manager.set_whole(self._is_whole)
             self.manager.role = roles.of(vllm_config.kv_transfer_config)
             _say_policy(vllm_config)
             if vllm_config.cache_config.enable_prefix_caching:
@@ -193,7 +194,8 @@ class KvdepotConnector(OffloadingConnector):
             parts = [
                 geometry.payload_bytes[position] for geometry in geometries[: self.manager.writers]
             ]
-            groups[config.group_idx] = Group(position, namespace, parts)
+            window = config.sliding_window_size_in_chunks
+            groups[config.group_idx] = Group(position, namespace, parts, window)
             logger.info(
                 "kvdepot: KV group %d (%d layers) in blocks of %d tokens, %d bytes, namespace %s",
                 config.group_idx, len(names), config.tokens_per_chunk, sum(parts),
@@ -207,8 +209,6 @@ class KvdepotConnector(OffloadingConnector):
         It has not where a part of it is out of a window already.
         """
         config = self.scheduler.config
-        if config.blocks_per_chunk == 1:
-            return True
         state = self.scheduler._req_status[request]
         end_token = state.req_context.get_offload_key_position(key)
         assert end_token is not None
@@ -229,9 +229,25 @@ class KvdepotConnector(OffloadingConnector):
         self.manager.faults.attempt("namespace", None, self._weights.poll)
         return super().build_connector_meta(scheduler_output)
 
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """As vLLM does, once: it asks again in each step for a request that waits."""
+        name, question = request.request_id, (num_computed_tokens, request.num_tokens)
+        known = self.manager.answer(name, question)
+        if known is not None:
+            return known
+        matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        # While the request still has jobs vLLM looks nothing up, and groups that are not offloaded
+        # bound the answer by what vLLM's own cache has of them.
+        if not self.scheduler._req_status[name].transfer_jobs and not self._bounding_group_ids:
+            self.manager.keep_answer(name, question, matched)
+        return matched
+
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """As vLLM does, and one line a request: what was where."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
+        self.manager.end_answer(request.request_id)
         if request.request_id not in self._logged:
             self._logged.add(request.request_id)
             self._say_hits(request, num_external_tokens)
