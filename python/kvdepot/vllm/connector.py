@@ -16,6 +16,7 @@ checksums to the process that owns the index.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Collection
 from typing import Any
 
@@ -233,6 +234,13 @@ class KvdepotConnector(OffloadingConnector):
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """As vLLM does, once: it asks again in each step for a request that waits."""
+        start = time.perf_counter()
+        try:
+            return self._matched_tokens(request, num_computed_tokens)
+        finally:
+            self.manager.collector.path("scheduler", time.perf_counter() - start)
+
+    def _matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         name, question = request.request_id, (num_computed_tokens, request.num_tokens)
         known = self.manager.answer(name, question)
         if known is not None:

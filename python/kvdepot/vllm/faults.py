@@ -131,10 +131,6 @@ class SafeNamespace:
         """The 16 bytes that identify the namespace."""
         return self._namespace.digest
 
-    def prefix(self, keys: Sequence[bytes]) -> int:
-        """The namespace's, or no hit."""
-        return self._faults.attempt_unless_paused("prefix", 0, self._namespace.prefix, keys)
-
     def lookup(self, keys: Sequence[bytes]) -> kvdepot.Task | None:
         """The namespace's question which of the blocks are stored, or none."""
         lookup = self._namespace.lookup

@@ -180,10 +180,6 @@ class KvdepotManager(OffloadingManager):
         # vLLM asks block by block, and the first block of a run has found the others.
         if prompt is not None and key in prompt.held:
             return HIT
-        return self._timed_lookup(key, req_context)
-
-    @_on_path
-    def _timed_lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         return self._patience.heard(req_context.req_id, self._lookup(key, req_context))
 
     def _lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:

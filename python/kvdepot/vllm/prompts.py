@@ -24,6 +24,9 @@ from kvdepot.vllm.rows import Row, Rows
 # Waiting requests keep at most a quarter of a tier pinned: loads and stores need the rest.
 PINNED_DIVISOR = 4
 
+# Room in a tier is given in units of this size.
+EXTENT_BYTES = 4096
+
 _PLACE = attrgetter("tier", "length")
 
 Matched = tuple[int | None, bool]
@@ -67,7 +70,7 @@ class Prompt:
         new = itertools.islice(self.held.values(), self._counted, None)
         sizes: Counter[str] = Counter()
         for (tier, length), blocks in Counter(map(_PLACE, new)).items():
-            sizes[tier] += length * blocks
+            sizes[tier] += -(-length // EXTENT_BYTES) * EXTENT_BYTES * blocks
         return sizes
 
     def keep(self, sizes: Counter[str]) -> None:
