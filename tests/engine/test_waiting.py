@@ -35,7 +35,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         for request in list(prompts._by_request):
             engine.manager.on_request_finished(prompts.get(request).rows.context)
         assert engine.pinned() == 0
-        assert not prompts._awaiting, "nothing is left of requests that are over"
+        assert not prompts._by_request, "nothing is left of requests that are over"
         engine.close()
 
 

@@ -2,9 +2,8 @@
 
 The two-phase protocol under vLLM's calls:
 
-* `lookup` answers HIT only for a block that it holds pinned. A pin goes over to
-  the load in `prepare_load`, or ends with the step; those of a request whose answer
-  is kept (`kvdepot.vllm.prompts`) last until it is admitted.
+* `lookup` answers HIT only for a block that it holds pinned. A pin goes over to the load in
+  `prepare_load`, or ends with the step, or with an answer that is kept (`kvdepot.vllm.prompts`).
 * `prepare_store` reserves. A reservation ends by commit or abort when all ranks
   have reported, whatever vLLM does with its own job meanwhile.
 * A block that did not verify leaves the index when the first rank says so. One
@@ -74,7 +73,7 @@ PREFILLED_SECONDS = 0.02
 _PLACE = attrgetter("tier", "length")
 
 # A member of an enumeration is found slowly, and there is one such answer a block.
-HIT = LookupResult.HIT
+HIT, MISS = LookupResult.HIT, LookupResult.MISS
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -133,9 +132,7 @@ class KvdepotManager(OffloadingManager):
         self._whole: Callable[[OffloadKey, str], bool] | None = None
         self.epoch: str | None = None
         """Random text that a reset has put into the namespaces; None before the first."""
-        tiers = (self.depot.stats() or {"tiers": {}})["tiers"]
-        capacities = {name: tier["capacity_bytes"] for name, tier in tiers.items()}
-        self._prompts = Prompts(capacities, self._unpin)
+        self._prompts = Prompts(self.depot.stats(), self._unpin)
         # Requests whose other KV groups the depot was asked for in this step.
         self._others_asked: set[str] = set()
         self._tickets: dict[int, LoadTicket | StoreTicket] = {}
@@ -177,9 +174,12 @@ class KvdepotManager(OffloadingManager):
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """HIT for a block that stays pinned until it is loaded, or until nobody waits for it."""
         prompt = self._prompts.get(req_context.req_id)
-        # vLLM asks block by block, and the first block of a run has found the others.
-        if prompt is not None and key in prompt.held:
-            return HIT
+        if prompt is not None:
+            if key in prompt.held:
+                return HIT
+            if key == next(prompt.rest, None):
+                return MISS
+            prompt.rest = iter(())
         return self._patience.heard(req_context.req_id, self._lookup(key, req_context))
 
     def _lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
@@ -194,30 +194,34 @@ class KvdepotManager(OffloadingManager):
             waits = self._steps_without_groups is not None and self._may_wait(request)
             return LookupResult.RETRY if waits else LookupResult.MISS
         row, at = prompt.rows.find(key)
-        if row.is_passed(at, group.window):
-            return LookupResult.MISS
         ident = number, row.names[at]
         found = self._questions.answer(group, prompt, row, at, lambda: self._may_wait(request))
         if found is LookupResult.HIT:
             return found
         if found is LookupResult.RETRY:
             # vLLM asks again, whatever it is told of the blocks behind this one.
-            row.end_pass(at)
+            prompt.rest = row.keys_behind(at, group.window)
             return found
         if len(self._groups) > 1 and request not in self._others_asked:
             self._others_asked.add(request)
             self._questions.ask_others(self._groups, prompt, key)
-        self._prompts.awaits(request, prompt, ident, row)
+        missing = row.told_missing(at, group.window)
         if ident in self._storing and self._may_wait(request):
             return LookupResult.HIT_PENDING
-        # Blocks of a prompt that another engine has computed may still be on their way here.
+        # Blocks of a prompt that another engine has computed may still be on the way.
         params = req_context.kv_transfer_params
         if is_prefilled(params, alone=self.alone) and self._may_wait(request):
             prompt.unannounced = True
             row.forget_answer()
-            row.end_pass(at)
+            prompt.rest = row.keys_behind(at, group.window)
             return LookupResult.RETRY
-        return LookupResult.MISS
+        names = row.names[missing.start : missing.stop]
+        if not row.covers(at):
+            # Nobody has answered, and for the blocks behind this one nobody would.
+            prompt.rest = row.keys_behind(at, group.window)
+        elif self._storing.keys().isdisjoint(zip(itertools.repeat(number), names, strict=False)):
+            prompt.rest = iter(row.keys[missing.start : at][::-1])
+        return MISS
 
     @_on_path
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Placements:

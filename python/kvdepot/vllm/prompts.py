@@ -10,16 +10,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 
 import kvdepot
 from kvdepot.vllm import beside as vllm_beside
 from kvdepot.vllm.jobs import Ident
-from kvdepot.vllm.rows import Row, Rows
+from kvdepot.vllm.rows import Rows
 
 # Waiting requests keep at most a quarter of a tier pinned: loads and stores need the rest.
 PINNED_DIVISOR = 4
@@ -59,8 +59,8 @@ class Prompt:
         """Tasks whose end may change the answer."""
         self.unannounced = False
         """Whether it waits for blocks that another engine stores: nothing here tells when."""
-        self.awaited: set[Ident] = set()
-        """Blocks that were not found. One that is stored may change the answer."""
+        self.rest: Iterator[OffloadKey] = iter(())
+        """What vLLM asks for next, if it is told of each of these that it is not there."""
         self.sizes: Counter[str] = Counter()
         """Bytes of pins that last longer than a step, by tier."""
         self._counted = 0
@@ -95,12 +95,16 @@ class Prompt:
 class Prompts:
     """The requests that are looked up in this step, and those that wait since an earlier one."""
 
-    def __init__(self, capacities: Mapping[str, int], unpin: Callable[[Pins], None]) -> None:
-        """`capacities` has the bytes of each tier, 0 for one without a limit. `unpin` ends pins."""
-        self._most = {tier: size // PINNED_DIVISOR or math.inf for tier, size in capacities.items()}
+    def __init__(self, stats: Any | None, unpin: Callable[[Pins], None]) -> None:
+        """`stats` are the depot's: without them no pin outlives a step. `unpin` ends pins."""
+        tiers = (stats or {"tiers": {}})["tiers"]
+        # A tier without a limit has a capacity of 0.
+        self._most: dict[str, float] = {
+            name: tier["capacity_bytes"] // PINNED_DIVISOR or math.inf
+            for name, tier in tiers.items()
+        }
         self._unpin = unpin
         self._by_request: dict[str, Prompt] = {}
-        self._awaiting: dict[Ident, dict[str, Row]] = {}
 
     def get(self, request: str) -> Prompt | None:
         """The request, if it is looked up in this step or waits."""
@@ -116,11 +120,6 @@ class Prompts:
             rows.take_over(prompt.rows)
             prompt.rows = rows
         return prompt
-
-    def awaits(self, request: str, prompt: Prompt, ident: Ident, row: Row) -> None:
-        """The request was told that this block of a row is not there, or not yet."""
-        prompt.awaited.add(ident)
-        self._awaiting.setdefault(ident, {})[request] = row
 
     # ---- kept answers ------------------------------------------------------------------------
 
@@ -143,12 +142,14 @@ class Prompts:
 
     def stored(self, idents: Iterable[Ident]) -> None:
         """Blocks were stored, or will not be: answers to requests that miss them end."""
-        for ident in idents:
-            for request, row in self._awaiting.pop(ident, {}).items():
-                prompt = self._by_request[request]
-                prompt.awaited.discard(ident)
-                prompt.end_answer()
-                row.forget_answer()
+        names: dict[int, set[bytes]] = {}
+        for group, name in idents:
+            names.setdefault(group, set()).add(name)
+        for prompt in self._by_request.values():
+            for row in prompt.rows:
+                if not row.missing.isdisjoint(names.get(row.group, ())):
+                    prompt.end_answer()
+                    row.forget_answer()
 
     def begin_load(self, request: str, keys: Collection[OffloadKey]) -> None:
         """A request loads these: vLLM lets others that want one of them wait."""
@@ -179,8 +180,7 @@ class Prompts:
         requests that were told to look up again."""
         kept = sum((prompt.sizes for prompt in self._by_request.values()), Counter[str]())
         for request, prompt in list(self._by_request.items()):
-            for row in prompt.rows:
-                row.end_pass()
+            prompt.rest = iter(())
             if prompt.answer is not None:
                 sizes = prompt.count_new()
                 if all(kept[tier] + sizes[tier] <= self._most.get(tier, 0) for tier in sizes):
@@ -208,10 +208,4 @@ class Prompts:
             self._drop(request)
 
     def _drop(self, request: str) -> None:
-        prompt = self._by_request.pop(request)
-        for ident in prompt.awaited:
-            requests = self._awaiting[ident]
-            del requests[request]
-            if not requests:
-                del self._awaiting[ident]
-        self._unpin(prompt.release())
+        self._unpin(self._by_request.pop(request).release())

@@ -152,8 +152,6 @@ class Questions:
             blocks = row.range_to_ask(at, group.window, whole=self.late)
             task = group.namespace.lookup(row.names[blocks.start : blocks.stop])
             if task is None:
-                # Nobody could be asked; for the other blocks of this pass neither.
-                row.end_pass(at)
                 return False
             row.asked(blocks, task)
         if row.task is None:
@@ -168,7 +166,6 @@ class Questions:
                 prompt.tasks.append(row.task)
             return None
         row.forget_question()
-        row.end_pass(at)
         return False
 
     def _pin(self, group: Group, prompt: Prompt, row: Row, at: int) -> range:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator
 from operator import itemgetter
 
-from vllm.v1.kv_offload.base import OffloadKey, ReqContext
+from vllm.v1.kv_offload.base import OffloadKey, ReqContext, get_offload_group_idx
 
 import kvdepot
 from kvdepot.vllm import beside as vllm_beside
@@ -18,14 +18,13 @@ from kvdepot.vllm import beside as vllm_beside
 GROUP_OF_KEY = itemgetter(slice(-4, None))
 """The bytes of vLLM's key that name its KV group."""
 
-# The end of a pass, for a row that has none.
-NO_PASS = -2
-
 
 class Row:
     """The blocks of one KV group of a request, in prefix order, and what is known of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: int) -> None:
+        self.group = group
+        """vLLM's index of the KV group."""
         self.keys: list[OffloadKey] = []
         """vLLM's."""
         self.names: list[bytes] = []
@@ -38,7 +37,9 @@ class Row:
         """Where its answer comes; None once it is there."""
         self.stored: list[bool] = []
         """The answer."""
-        self._passed = NO_PASS
+        self.missing: set[bytes] = set()
+        """Names of blocks that vLLM was told are not there. One that is stored may change what it
+        can load."""
 
     def covers(self, at: int) -> bool:
         """Whether the last question has this block in it."""
@@ -92,6 +93,7 @@ class Row:
 
     def forget_answer(self) -> None:
         """Blocks are asked for again, unless the answer is still to come."""
+        self.missing.clear()
         if self.task is None:
             self.count = 0
             self.stored = []
@@ -101,19 +103,20 @@ class Row:
         self.task = None
         self.forget_answer()
 
-    def end_pass(self, at: int = NO_PASS) -> None:
-        """vLLM's result for this pass over the row is settled at this block; without one, no pass
-        goes on."""
-        self._passed = at
+    def keys_behind(self, at: int, window: int | None) -> Iterator[OffloadKey]:
+        """The keys that vLLM asks for after this block."""
+        indexes = range(at + 1, len(self.keys)) if window is None else range(at - 1, -1, -1)
+        return map(self.keys.__getitem__, indexes)
 
-    def is_passed(self, at: int, window: int | None) -> bool:
-        """Whether the block is the next one of a pass whose result is settled."""
-        following = self._passed + (1 if window is None else -1)
-        if self._passed == NO_PASS or at != following:
-            self._passed = NO_PASS
-            return False
-        self._passed = at
-        return True
+    def told_missing(self, at: int, window: int | None) -> range:
+        """The block is not stored; the blocks of which vLLM is told that with this one: behind it
+        in a row with a `window`, up to the next that is stored."""
+        start = at
+        if window is not None and self.task is None and self.covers(at):
+            while start > self.first and not self.stored[start - 1 - self.first]:
+                start -= 1
+        self.missing.update(self.names[start : at + 1])
+        return range(start, at + 1)
 
 
 class Rows:
@@ -141,7 +144,7 @@ class Rows:
             if 0 <= at < len(row.keys) and row.keys[at] == key:
                 return row, at
         if key not in self._alone:
-            row = self._alone[key] = Row()
+            row = self._alone[key] = Row(get_offload_group_idx(key))
             row.keys, row.names = [key], self._beside.keys([key], positions)
         return self._alone[key], 0
 
@@ -175,7 +178,9 @@ class Rows:
         new = itertools.islice(positions, self._taken, None)
         self._taken = len(positions)
         for group, run in itertools.groupby(new, GROUP_OF_KEY):
-            row = self._rows.setdefault(group, Row())
+            row = self._rows.get(group)
+            if row is None:
+                row = self._rows[group] = Row(int.from_bytes(group, "big"))
             begin = len(row.keys)
             row.keys.extend(run)
             tokens = positions[row.keys[0]]
