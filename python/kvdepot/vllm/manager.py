@@ -65,7 +65,7 @@ logger = init_logger("vllm.kvdepot.manager")
 # Reports come one or two steps after the one that they are about.
 STEPS_WITHOUT_GROUPS = 1000
 
-# What other engines store in the meantime is found after so long, where they share a tier.
+# How long an answer is kept that others may change unseen: engines that store into a shared tier.
 SHARED_SECONDS = 1.0
 # The same for a prompt that another engine is known to store.
 PREFILLED_SECONDS = 0.02
@@ -277,9 +277,9 @@ class KvdepotManager(OffloadingManager):
             until = min(until, now + self._lookup_wait - self._patience.seconds(request, now))
         if prompt.unannounced:
             until = min(until, now + PREFILLED_SECONDS)
-        elif self._questions.late and matched[0] is not None:
-            until = min(until, now + SHARED_SECONDS)
         loading = matched[0] is None and not waits
+        if loading or (self._questions.late and not waits):
+            until = min(until, now + SHARED_SECONDS)
         prompt.answer = Answer(question, matched, until, loading)
 
     def end_answer(self, request: str) -> None:
