@@ -1,11 +1,16 @@
-"""What vLLM's thread spends in kvdepot in a step, with KV caches on the double of a device.
+"""What vLLM's threads spend in kvdepot in a step, with KV caches on the double of a device.
 
-    PYTHONPATH=bench:tests/python:tests/engine python -m vllm_step [--json]
+    PYTHONPATH=bench:tests/python:tests/engine python -m vllm_step [--json] [--only lookups]
 
-A step submits a load, or a store, of so many blocks of so many pages, and later asks what has
-ended: both are this thread's. A step where nothing is to be moved only asks. The double completes
-all at once and moves nothing, so that its threads take little of the processors; lanes still copy
-and hash, as beside an engine.
+In the scheduler (`first_lookup_ms`, `repeat_lookup_ms`, `admit_ms`) a prompt of so many blocks, all
+of which are stored, is looked up, waits while others store and evict, and is admitted. `late_ms` is
+how late tiers answer; the time is that of all steps until then. The limit of a first lookup is the
+same lookup with a manager that finds each block, and the target beyond it.
+
+In a worker (`step_us`) a step submits a load, or a store, of so many blocks of so many pages, and
+later asks what has ended: both are this thread's. A step where nothing is to be moved only asks.
+The double completes all at once and moves nothing, so that its threads take little of the
+processors; lanes still copy and hash, as beside an engine.
 """
 
 from __future__ import annotations
@@ -32,6 +37,8 @@ from vllm.v1.kv_offload.base import (
     CanonicalKVCacheTensor,
     GPULoadStoreSpec,
 )
+
+from vllm_step import lookups
 
 PAGE = 8192
 TARGETS = {"load": 200.0, "store": 200.0, "idle": 20.0}
@@ -101,11 +108,19 @@ def main() -> int:
     """Measure, and print one row a kind of step."""
     parser = program.parser("vllm_step", __doc__)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", choices=["worker", "lookups"])
+    parser.add_argument("--prompt", type=int, nargs="*", default=[8192, 30000], help="its blocks")
+    parser.add_argument("--late", type=int, nargs="*", default=[0, 50], help="milliseconds")
     parser.add_argument("--blocks", type=int, default=200, help="that a step moves")
     parser.add_argument("--pages", type=int, default=64, help="of each block")
     options = parser.parse_args()
-    if min(options.blocks, options.pages, options.rounds) < 1:
-        parser.error("--blocks, --pages and --rounds are at least 1")
+    if min(options.blocks, options.pages, options.rounds, *options.prompt) < 1:
+        parser.error("--blocks, --pages, --prompt and --rounds are at least 1")
+    if options.only != "worker":
+        for row in lookups.rows(options.prompt, options.late, options.rounds):
+            print(json.dumps(row) if options.json else _line(row), flush=True)
+    if options.only == "lookups":
+        return 0
     with tempfile.TemporaryDirectory(prefix="kvdepot-") as folder:
         os.environ["XDG_RUNTIME_DIR"] = folder
         library = double()
@@ -124,6 +139,14 @@ def main() -> int:
             print(json.dumps(row) if options.json else f"{what:<8}{value:>10.1f} us of {target}")
         step.close()
     return 0
+
+
+def _line(row: dict[str, Any]) -> str:
+    case = row["case"]
+    return (
+        f"{row['metric']:<17}{case['model']:<7} {case['blocks']:>6} blocks, "
+        f"{case['late_ms']:>3} ms late: {row['value']:>9.3f} ms of {row['limit']:.3f}"
+    )
 
 
 if __name__ == "__main__":

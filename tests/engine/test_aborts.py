@@ -142,7 +142,8 @@ def test_aborted_requests_leave_nothing_behind(
     state = manager.depot.stats()["tiers"]
     for tier in set(state) - {"Posix"}:
         assert (state[tier]["reserved_blocks"], state[tier]["pinned_blocks"]) == (0, 0)
-    assert (manager._tickets, manager._storing, manager._held) == ({}, {}, {})
+    kept = manager._prompts._by_request
+    assert (manager._tickets, manager._storing, kept) == ({}, {}, {})
     assert manager.depot.pending_bytes() == 0
     assert not engine.scheduler.requests
 

@@ -60,7 +60,7 @@ class World(test_manager.World):
         super().__init__(1)
         self.broken: set[str] = set()
         breakable: Any = Breakable(self.depot, self.broken)
-        self.manager = vllm_manager.KvdepotManager(breakable, 1, lookup_wait_seconds=0.3)
+        self.manager = vllm_manager.KvdepotManager(breakable, 1, 0.3, "epoch")
         self.manager.set_groups(self.groups(None), self.groups)
 
     def failed_calls(self) -> Counter[str]:
@@ -127,7 +127,7 @@ def test_no_hook_of_the_scheduler_raises(world: World) -> None:
     manager.apply({load.ticket: {0: WorkerReport(corrupt=[0])}, store.ticket: {0: report}})
     manager.apply({answers["prepare_load"].ticket: {0: WorkerReport(undelivered=[0])}})
     failed = failed_calls(answers["get_stats"]) + world.failed_calls()
-    for call in ("prefix", "pin", "reserve", "unpin", "discard", "abort", "namespace"):
+    for call in ("lookup", "pin", "reserve", "unpin", "discard", "abort", "namespace"):
         assert failed[call] >= 1, call
     assert world.depot.stats()["tiers"]["Cache"]["pinned_blocks"] == 0, "pins end by themselves"
     world.broken.add("everything")
@@ -140,7 +140,7 @@ def test_a_depot_that_works_again_is_used_again(world: World) -> None:
     world.broken.add("everything")
     assert world.lookup(a) is LookupResult.MISS
     assert world.store(b) == 0
-    assert world.failed_calls() == {"prefix": 1, "reserve": 1}
+    assert world.failed_calls() == {"lookup": 1, "reserve": 1}
     assert world.lookup(a) is LookupResult.HIT
     assert world.store(b) == 0, "behind a block of the same request that is not stored"
     assert world.store(b, request="another") == 1

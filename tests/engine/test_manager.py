@@ -382,7 +382,7 @@ def test_a_producer_loads_nothing_and_a_consumer_stores_nothing(world: World) ->
 
 def test_a_prompt_that_another_engine_computes_is_waited_for(world: World, clock: Clock) -> None:
     world.manager.alone = True
-    request = context("r", key("a"))
+    request = context("r", key("a"), key("b"))
     request.kv_transfer_params = {"do_remote_prefill": True}
     assert world.manager.lookup(key("a"), request) is LookupResult.RETRY
     # What lies behind it is of no use in this step.
@@ -401,7 +401,7 @@ def test_a_prompt_that_another_engine_computes_is_waited_for(world: World, clock
 
 
 def test_the_words_of_another_connector_are_not_waited_for(world: World) -> None:
-    request = context("r", key("a"))
+    request = context("r", key("a"), key("b"))
     request.kv_transfer_params = {"do_remote_prefill": True}
     assert world.manager.lookup(key("a"), request) is LookupResult.MISS
     request.kv_transfer_params = {"kvdepot_stored": True}

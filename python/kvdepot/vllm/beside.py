@@ -7,9 +7,12 @@ the adapter's files, nor the options that say how an adapter is applied and how 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
+
+from vllm.v1.kv_offload.base import OffloadKey
 
 from kvdepot.engine import options
 from kvdepot.engine import weights as engine_weights
@@ -17,6 +20,9 @@ from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm import options as vllm_options
 from kvdepot.vllm import worker_calls
 from kvdepot.vllm.adapters import AdapterFingerprints
+
+# The bytes of vLLM's key before those of its KV group.
+_HASH_OF_KEY = itemgetter(slice(None, -4))
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,14 @@ class Beside:
         # Both have a fixed length.
         parts = len(self.adapter).to_bytes(8, "little") + self.adapter + media
         return hashlib.sha256(block_hash + parts).digest()
+
+    def keys(self, keys: Sequence[OffloadKey], positions: Mapping[OffloadKey, int]) -> list[bytes]:
+        """The keys of blocks that vLLM names so; `positions` has the tokens that they end at."""
+        hashes = list(map(_HASH_OF_KEY, keys))
+        if not self.adapter and not self.features:
+            return hashes
+        pairs = zip(hashes, keys, strict=True)
+        return [self.key(block_hash, positions.get(key)) for block_hash, key in pairs]
 
 
 NOTHING = Beside()

@@ -16,6 +16,7 @@ checksums to the process that owns the index.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -84,7 +85,8 @@ class KvdepotConnector(OffloadingConnector):
             self._logged: set[str] = set()
             self._name: Callable[[], None] | None = None
             self._geometries: dict[int, RankGeometry] = {}
-            self.manager.set_whole(self._is_whole)
+            if self.scheduler.config.blocks_per_chunk > 1:
+                self.manager.set_whole(self._is_whole)
             self.manager.stored = self._memory_weights.stored
             notice_pauses()
             self.manager.role = roles.of(vllm_config.kv_transfer_config)
@@ -227,7 +229,8 @@ class KvdepotConnector(OffloadingConnector):
             parts = [
                 geometry.payload_bytes[position] for geometry in geometries[: self.manager.writers]
             ]
-            groups[config.group_idx] = Group(position, namespace, parts)
+            window = config.sliding_window_size_in_chunks
+            groups[config.group_idx] = Group(position, namespace, parts, window)
             logger.info(
                 "kvdepot: KV group %d (%d layers) in blocks of %d tokens, %d bytes, namespace %s",
                 config.group_idx, len(names), config.tokens_per_chunk, sum(parts),
@@ -241,8 +244,6 @@ class KvdepotConnector(OffloadingConnector):
         It has not where a part of it is out of a window already.
         """
         config = self.scheduler.config
-        if config.blocks_per_chunk == 1:
-            return True
         state = self.scheduler._req_status[request]
         end_token = state.req_context.get_offload_key_position(key)
         assert end_token is not None
@@ -269,13 +270,30 @@ class KvdepotConnector(OffloadingConnector):
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """As vLLM does, under the names of the weights that the workers hold."""
+        """As vLLM does, once: it asks again in each step for a request that waits."""
         self._memory_weights.refresh()
-        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+        start = time.perf_counter()
+        try:
+            return self._matched_tokens(request, num_computed_tokens)
+        finally:
+            self.manager.collector.path("scheduler", time.perf_counter() - start)
+
+    def _matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        name, question = request.request_id, (num_computed_tokens, request.num_tokens)
+        known = self.manager.answer(name, question)
+        if known is not None:
+            return known
+        matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        # While the request still has jobs vLLM looks nothing up, and groups that are not offloaded
+        # bound the answer by what vLLM's own cache has of them.
+        if not self.scheduler._req_status[name].transfer_jobs and not self._bounding_group_ids:
+            self.manager.keep_answer(name, question, matched)
+        return matched
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """As vLLM does, and one line a request: what was where."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
+        self.manager.end_answer(request.request_id)
         if request.request_id not in self._logged:
             self._logged.add(request.request_id)
             self._say_hits(request, num_external_tokens)

@@ -39,6 +39,11 @@ class Faults:
         self._pause = 0.0
         self._until = 0.0
 
+    @property
+    def paused_until(self) -> float:
+        """When calls that can be left out are made again, by `time.monotonic`; it may be past."""
+        return self._until
+
     def attempt(self, call: str, fallback: Answer, method: Callable[..., Answer], *args: Any,
                 **kwargs: Any) -> Answer:  # fmt: skip
         """The answer of `method`, or `fallback` when it raises one of the depot's errors."""
@@ -125,10 +130,6 @@ class SafeNamespace:
     def digest(self) -> bytes:
         """The 16 bytes that identify the namespace."""
         return self._namespace.digest
-
-    def prefix(self, keys: Sequence[bytes]) -> int:
-        """The namespace's, or no hit."""
-        return self._faults.attempt_unless_paused("prefix", 0, self._namespace.prefix, keys)
 
     def lookup(self, keys: Sequence[bytes]) -> kvdepot.Task | None:
         """The namespace's question which of the blocks are stored, or none."""

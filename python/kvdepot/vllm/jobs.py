@@ -64,6 +64,8 @@ class Group:
     namespace: SafeNamespace
     part_bytes: list[int]
     """What each rank adds to a block."""
+    window: int | None = None
+    """Blocks of a sliding window, which vLLM looks up from the last one back; None for others."""
 
 
 Groups = dict[int, Group]

@@ -2,8 +2,8 @@
 
 The two-phase protocol under vLLM's calls:
 
-* `lookup` answers HIT only for a block that it holds pinned. A pin goes over to
-  the load in `prepare_load`, or ends with the step.
+* `lookup` answers HIT only for a block that it holds pinned. A pin goes over to the load in
+  `prepare_load`, or ends with the step, or with an answer that is kept (`kvdepot.vllm.prompts`).
 * `prepare_store` reserves. A reservation ends by commit or abort when all ranks
   have reported, whatever vLLM does with its own job meanwhile.
 * A block that did not verify leaves the index when the first rank says so. One
@@ -13,12 +13,14 @@ The two-phase protocol under vLLM's calls:
 
 from __future__ import annotations
 
-import functools
 import itertools
+import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, TypeVar, cast
+from operator import attrgetter
+from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
@@ -30,7 +32,6 @@ from vllm.v1.kv_offload.base import (
     ReqContext,
     RequestOffloadingContext,
     ScheduleEndContext,
-    get_offload_block_hash,
     get_offload_group_idx,
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -51,9 +52,11 @@ from kvdepot.vllm.jobs import (
     unpin,
 )
 from kvdepot.vllm.messages import HOST_RETRY_SECONDS, RETRY_SECONDS, Placements
-from kvdepot.vllm.metrics import Collector
-from kvdepot.vllm.questions import Arrivals, Patience, Question, Questions, keys_behind
+from kvdepot.vllm.metrics import Collector, on_path
+from kvdepot.vllm.prompts import Answer, Matched, Pins, Prompts
+from kvdepot.vllm.questions import Patience, Questions
 from kvdepot.vllm.roles import Role, is_prefilled
+from kvdepot.vllm.rows import GROUP_OF_KEY
 from kvdepot.vllm.tiers import INDEXED, SOURCES, say_smaller
 
 logger = init_logger("vllm.kvdepot.manager")
@@ -61,21 +64,15 @@ logger = init_logger("vllm.kvdepot.manager")
 # Reports come one or two steps after the one that they are about.
 STEPS_WITHOUT_GROUPS = 1000
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+# How long an answer is kept that others may change unseen: engines that store into a shared tier.
+SHARED_SECONDS = 1.0
+# The same for a prompt that another engine is known to store.
+PREFILLED_SECONDS = 0.02
 
+_PLACE = attrgetter("tier", "length")
 
-def _on_path(method: Method) -> Method:
-    """Counts the time of calls that a request waits for."""
-
-    @functools.wraps(method)
-    def timed(self: KvdepotManager, *args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            self.collector.path("scheduler", time.perf_counter() - start)
-
-    return cast(Method, timed)
+# A member of an enumeration is found slowly, and there is one such answer a block.
+HIT, MISS = LookupResult.HIT, LookupResult.MISS
 
 
 class KvdepotManager(OffloadingManager):
@@ -102,9 +99,8 @@ class KvdepotManager(OffloadingManager):
         self.collector = Collector(self.depot)
         self._near = depot.tiers[0]
         # Who has the index, or a tier, is asked without waiting for the answer.
-        self._late = shared or any(tier not in INDEXED for tier in depot.tiers)
-        self._questions = Questions(self.faults)
-        self._arrivals = Arrivals()
+        late = shared or any(tier not in INDEXED for tier in depot.tiers)
+        self._questions = Questions(self.faults, late=late)
         self._socket = depot.socket
         self._ranks = ranks
         self.writers = ranks if writers is None else writers
@@ -122,13 +118,12 @@ class KvdepotManager(OffloadingManager):
         self.stored: Callable[[SafeNamespace, list[bytes]], None] = lambda namespace, keys: None
         """Called with what was stored."""
         self._steps_without_groups: int | None = 0
-        self._whole: Callable[[OffloadKey, str], bool] = lambda key, request: True
+        self._whole: Callable[[OffloadKey, str], bool] | None = None
         self.epoch: str | None = None
         """Random text that a reset has put into the namespaces; None before the first."""
-        self._held: dict[Ident, kvdepot.Pin] = {}
-        self._looked_ahead: set[tuple[str, bytes]] = set()
-        # Requests and groups that wait for a block in this step: nothing behind it is asked for.
-        self._gaps: set[tuple[str, int]] = set()
+        self._prompts = Prompts(self.depot.stats(), self._unpin)
+        # Requests whose other KV groups the depot was asked for in this step.
+        self._others_asked: set[str] = set()
         self._tickets: dict[int, LoadTicket | StoreTicket] = {}
         self._storing: dict[Ident, int] = {}
         self._patience = Patience()
@@ -146,7 +141,8 @@ class KvdepotManager(OffloadingManager):
 
         `renew` makes the same groups with namespaces of another epoch.
         """
-        self._forget()
+        self.forget_answers()
+        self._storing.clear()
         self._groups = groups
         self._renew = renew
         self._steps_without_groups = None
@@ -165,98 +161,125 @@ class KvdepotManager(OffloadingManager):
 
     # ---- reading ---------------------------------------------------------------------------
 
-    @_on_path
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """HIT for a block that stays pinned until it is loaded or the step ends."""
+        """HIT for a block that stays pinned until it is loaded, or until nobody waits for it."""
+        prompt = self._prompts.get(req_context.req_id)
+        if prompt is not None:
+            if key in prompt.held:
+                return HIT
+            if key == next(prompt.rest, None):
+                return MISS
+            prompt.rest = iter(())
         return self._patience.heard(req_context.req_id, self._lookup(key, req_context))
 
     def _lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        request = req_context.req_id
+        beside = self._beside.get(request, vllm_beside.NOTHING)
+        prompt = self._prompts.begin(req_context, beside)
         if self.withheld or not self.role.loads or time.monotonic() < self._lookups_after:
             return LookupResult.MISS
-        ident = self._ident(key, req_context)
-        if ident in self._held:
-            return LookupResult.HIT
-        request = req_context.req_id
-        if (request, ident[0]) in self._gaps:
-            return LookupResult.MISS
-        if self._arrivals.are_due(request, ident, lambda: self._may_wait(request)):
-            return LookupResult.RETRY
-        group = self._groups.get(ident[0])
+        number = get_offload_group_idx(key)
+        group = self._groups.get(number)
         if group is None:
-            waits = self._steps_without_groups is not None and self._may_wait(req_context.req_id)
+            waits = self._steps_without_groups is not None and self._may_wait(request)
             return LookupResult.RETRY if waits else LookupResult.MISS
-        # vLLM asks for nothing behind its first miss; the depot learns what it would have taken.
-        answer = self._found(group, ident, key, req_context)
-        if answer is None:
-            return LookupResult.RETRY
-        idents, found = answer
-        if found:
-            # No more: a pin that finds nothing counts as a miss, in each step that vLLM asks.
-            self._hold(group, idents[:found])
-            if ident in self._held:
-                return LookupResult.HIT
-            if self._late and self._fetch(group, idents[:found], request):
-                return LookupResult.RETRY
-        else:
-            self._ask_others(key, req_context)
-        if ident in self._storing and self._may_wait(req_context.req_id):
+        row, at = prompt.rows.find(key)
+        ident = number, row.names[at]
+        found = self._questions.answer(group, prompt, row, at, lambda: self._may_wait(request))
+        if found is LookupResult.HIT:
+            return found
+        if found is LookupResult.RETRY:
+            # vLLM asks again, whatever it is told of the blocks behind this one.
+            prompt.rest = row.keys_behind(at, group.window)
+            return found
+        if len(self._groups) > 1 and request not in self._others_asked:
+            self._others_asked.add(request)
+            self._questions.ask_others(self._groups, prompt, key)
+        missing = row.told_missing(at, group.window)
+        if ident in self._storing and self._may_wait(request):
             return LookupResult.HIT_PENDING
-        # Blocks of a prompt that another engine has computed may still be on their way here.
+        # Blocks of a prompt that another engine has computed may still be on the way.
         params = req_context.kv_transfer_params
         if is_prefilled(params, alone=self.alone) and self._may_wait(request):
-            self._gaps.add((request, ident[0]))
+            prompt.unannounced = True
+            row.forget_answer()
+            prompt.rest = row.keys_behind(at, group.window)
             return LookupResult.RETRY
-        return LookupResult.MISS
+        names = row.names[missing.start : missing.stop]
+        if not row.covers(at):
+            # Nobody has answered, and for the blocks behind this one nobody would.
+            prompt.rest = row.keys_behind(at, group.window)
+        elif self._storing.keys().isdisjoint(zip(itertools.repeat(number), names, strict=False)):
+            prompt.rest = iter(row.keys[missing.start : at][::-1])
+        return MISS
 
-    def _found(
-        self, group: Group, ident: Ident, key: OffloadKey, req_context: ReqContext
-    ) -> tuple[list[Ident], int] | None:
-        """Blocks from `ident` on, and how many of the first are stored; None while a depot that may
-        answer late has not said it."""
-        request = req_context.req_id
-        if not self._late:
-            idents = [ident, *self._ahead(key, req_context)]
-            return idents, group.namespace.prefix([wanted for _, wanted in idents])
-
-        def ask() -> Question:
-            idents = [ident, *self._ahead(key, req_context)]
-            return idents, group.namespace.lookup([wanted for _, wanted in idents])
-
-        return self._questions.found(request, ident, ask, lambda: self._may_wait(request))
-
-    def _fetch(self, group: Group, idents: list[Ident], request: str) -> bool:
-        """Have blocks that are stored where no worker reaches them brought near, once a request."""
-        keys = [key for _, key in idents]
-        return self._arrivals.fetch(request, idents, lambda: group.namespace.prefetch(keys))
-
-    def _hold(self, group: Group, idents: list[Ident]) -> None:
-        """Pin blocks, given in prefix order, up to the first miss."""
-        pins = group.namespace.pin([key for _, key in idents], prefix=True)
-        pairs = zip(idents, pins, strict=True)
-        self._held.update((ident, pin) for ident, pin in pairs if pin is not None)
-
-    @_on_path
+    @on_path
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Placements:
         """Hand the pins over to a load."""
         ticket = self._ticket()
-        load = LoadTicket(self._groups, req_context.req_id, [], [])
-        sources = self._sources.setdefault(req_context.req_id, {})
+        request = req_context.req_id
+        load = LoadTicket(self._groups, request, [], [])
+        sources = self._sources.setdefault(request, {})
+        prompt = self._prompts.get(request)
+        held = prompt.held if prompt is not None else {}
         groups: list[GroupPlacements] = []
         for group, members in self._by_group(keys):
-            placements: list[bytes | None] = []
-            for key in members:
-                ident = self._ident(key, req_context)
-                pin = self._held.pop(ident, None) or group.namespace.pin([ident[1]])[0]
-                load.idents.append(ident)
-                load.pins.append(pin)
-                # Without a pin the worker reports the block as undelivered, and it is computed.
-                placements.append(None if pin is None else pin.placement)
-                if pin is not None:
-                    sources[key] = pin.tier
+            idents = self._idents(members, req_context)
+            pins = [held.pop(key, None) for key in members]
+            lost = [index for index, pin in enumerate(pins) if pin is None]
+            if lost:
+                # One that is gone has no place: the worker reports it, and it is computed.
+                found = group.namespace.pin([idents[index][1] for index in lost])
+                for index, late in zip(lost, found, strict=True):
+                    pins[index] = late
+            load.idents += idents
+            load.pins += pins
+            pairs = list(zip(members, pins, strict=True))
+            sources.update((key, pin.tier) for key, pin in pairs if pin is not None)
+            placements = [None if pin is None else pin.placement for pin in pins]
             groups.append(GroupPlacements(group.position, placements))
-        self._patience.forget(req_context.req_id)
+        self._patience.forget(request)
         self._tickets[ticket] = load
+        self._prompts.begin_load(request, keys)
         return self._placements(ticket, groups)
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """vLLM lets requests go on that wait for these blocks."""
+        self._prompts.end_load(keys)
+
+    # ---- answers for requests that wait ----------------------------------------------------------
+
+    def answer(self, request: str, question: tuple[int, int]) -> Matched | None:
+        """vLLM's result for this request, if it is kept and still holds. `question` is the tokens
+        that are computed and those of the request."""
+        return self._prompts.answer(request, question, time.monotonic())
+
+    def keep_answer(self, request: str, question: tuple[int, int], matched: Matched) -> None:
+        """Keep vLLM's result for the next steps, and with it the pins of its blocks."""
+        prompt = self._prompts.get(request)
+        if prompt is None:
+            return
+        now = time.monotonic()
+        waits = self._patience.waits(request)
+        pauses = (self._lookups_after, self.faults.paused_until)
+        until = min((end for end in pauses if end > now), default=math.inf)
+        if waits:
+            until = min(until, now + self._lookup_wait - self._patience.seconds(request, now))
+        if prompt.unannounced:
+            until = min(until, now + PREFILLED_SECONDS)
+        loading = matched[0] is None and not waits
+        if loading or (self._questions.late and not waits):
+            until = min(until, now + SHARED_SECONDS)
+        prompt.answer = Answer(question, matched, until, loading)
+
+    def end_answer(self, request: str) -> None:
+        """The request is admitted: its answer was used."""
+        self._prompts.end_answer(request)
+
+    def forget_answers(self) -> None:
+        """Drop everything that is kept for requests that wait: vLLM looks them up again."""
+        self._prompts.clear()
+        self._questions.clear()
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         """The tier that the request's last load took the block from."""
@@ -272,7 +295,7 @@ class KvdepotManager(OffloadingManager):
 
     # ---- writing ---------------------------------------------------------------------------
 
-    @_on_path
+    @on_path
     def prepare_store(
         self, keys: Collection[OffloadKey], req_context: ReqContext
     ) -> PrepareStoreOutput:
@@ -288,16 +311,18 @@ class KvdepotManager(OffloadingManager):
         groups: list[GroupPlacements] = []
         # Of one that is partly out of a window, nobody knows what the missing bytes were.
         stored = keys if self.role.stores and not self.withheld else []
-        whole = [key for key in stored if self._whole(key, req_context.req_id)]
+        whole = stored
+        if self._whole is not None:
+            whole = [key for key in stored if self._whole(key, req_context.req_id)]
         for group, members in self._by_group(whole):
             members = self._before_end(members, req_context)
             if not members:
                 continue
-            idents = [self._ident(key, req_context) for key in members]
+            idents = self._idents(members, req_context)
             length = sum(group.part_bytes)
             reservations = group.namespace.reserve(
-                [ident[1] for ident in idents],
-                [length] * len(idents),
+                [name for _, name in idents],
+                length,
                 parts=self.writers,
                 part_lengths=group.part_bytes,
                 prefix=True,
@@ -351,7 +376,7 @@ class KvdepotManager(OffloadingManager):
 
     # ---- the workers' reports --------------------------------------------------------------
 
-    @_on_path
+    @on_path
     def apply(self, reports: Reports) -> None:
         """Commit, abort, discard and unpin what the ranks have reported on."""
         for ticket, by_rank in reports.items():
@@ -375,6 +400,7 @@ class KvdepotManager(OffloadingManager):
                 if namespace.discard([load.pins[index]]) is None:
                     there.add(self._near)
             if there:
+                self.forget_answers()
                 # Looked up again at once, they would fail in the same way without end.
                 pause = RETRY_SECONDS if there & set(INDEXED) else HOST_RETRY_SECONDS
                 self._lookups_after = time.monotonic() + pause
@@ -388,12 +414,12 @@ class KvdepotManager(OffloadingManager):
         if len(load.heard) < self._ranks:
             return False
         self.collector.failed("load", len(load.failed))
-        for index, pin in enumerate(load.pins):
-            if pin is not None and index not in load.failed:
-                self.collector.moved("load", pin.tier, 1, pin.length)
         pairs = list(zip(load.idents, load.pins, strict=True))
-        good = (pair for n, pair in enumerate(pairs) if n not in load.failed)
-        bad = (pair for n, pair in enumerate(pairs) if n in load.failed)
+        good = [pair for n, pair in enumerate(pairs) if n not in load.failed]
+        bad = [pair for n, pair in enumerate(pairs) if n in load.failed]
+        moved = Counter(_PLACE(pin) for _, pin in good if pin is not None)
+        for (tier, length), blocks in moved.items():
+            self.collector.moved("load", tier, blocks, length * blocks)
         unpin(load.groups, good, served=True)
         unpin(load.groups, bad, served=False)
         return True
@@ -417,6 +443,7 @@ class KvdepotManager(OffloadingManager):
             if self._storing.get(ident) == ticket:
                 del self._storing[ident]
         kept = self._commit(store, whole)
+        self._prompts.stored(store.idents)
         for group, positions in broken.items():
             store.groups[group].namespace.abort([store.reservations[p] for p in positions])
         lost = 0 if store.stale else len(store.idents) - len(kept)
@@ -455,16 +482,15 @@ class KvdepotManager(OffloadingManager):
         for kept in (self._beside, self._sources, self._ends):
             kept.pop(req_context.req_id, None)
         self._patience.forget(req_context.req_id)
+        self._prompts.forget(req_context.req_id)
         self._questions.forget(req_context.req_id)
-        self._arrivals.forget(req_context.req_id)
 
-    @_on_path
+    @on_path
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        """Let go of the pins that no load took over."""
-        self._looked_ahead.clear()
-        self._gaps.clear()
+        """Let go of the pins that no load took over, and no request waits with."""
+        self._others_asked.clear()
+        self._prompts.end_step(self._patience.waits)
         self._patience.end_step()
-        self._let_go()
         if self._steps_without_groups is not None:
             self._count_step_without_groups()
 
@@ -480,7 +506,8 @@ class KvdepotManager(OffloadingManager):
         # A store that vLLM has not submitted yet would read KV caches that are discarded by then,
         # as after a sleep.
         self.drop_stores()
-        self._forget()
+        self.forget_answers()
+        self._storing.clear()
         # vLLM offers everything again.
         self._ends = {request: end for request, end in self._ends.items() if end == 0}
         if self._on_reset == vllm_settings.VERIFY:
@@ -490,13 +517,6 @@ class KvdepotManager(OffloadingManager):
                 group.namespace.clear()
         else:
             self._begin_epoch()
-
-    def _forget(self) -> None:
-        """Nothing that was asked, found or begun under the names so far is used any more."""
-        self._storing.clear()
-        self._questions.clear()
-        self._arrivals.clear()
-        self._let_go()
 
     def _begin_epoch(self) -> None:
         """Other namespaces from now on, which nothing has been stored in."""
@@ -513,7 +533,7 @@ class KvdepotManager(OffloadingManager):
             for group in before.values():
                 group.namespace.clear()
 
-    @_on_path
+    @on_path
     def get_stats(self) -> Any:
         """What happened since the last call."""
         in_flight = sum(
@@ -525,7 +545,7 @@ class KvdepotManager(OffloadingManager):
 
     def shutdown(self) -> None:
         """Close the depot: it drains what is queued for the far tier."""
-        self._held.clear()
+        self.forget_answers()
         self._tickets.clear()
         self.depot.close()
 
@@ -543,56 +563,16 @@ class KvdepotManager(OffloadingManager):
     def _placements(self, ticket: int, groups: list[GroupPlacements]) -> Placements:
         return Placements(ticket, self._socket, groups)
 
-    def _ident(self, key: OffloadKey, req_context: ReqContext) -> Ident:
-        block_hash = get_offload_block_hash(key)
-        beside = self._beside.get(req_context.req_id)
-        if beside is not None:
-            block_hash = beside.key(block_hash, req_context.get_offload_key_position(key))
-        return get_offload_group_idx(key), block_hash
-
-    def _ahead(self, key: OffloadKey, req_context: ReqContext) -> list[Ident]:
-        """The request's keys after `key` in the same group, once a step.
-
-        vLLM asks key by key. One call for the whole prefix is faster, and it
-        tells the depot the order of the blocks, which decides what is evicted.
-        """
-        asked = (req_context.req_id, key[-4:])
-        if asked in self._looked_ahead:
-            return []
-        self._looked_ahead.add(asked)
-        idents = (self._ident(other, req_context) for other in keys_behind(key, req_context))
-        return list(itertools.takewhile(lambda ident: ident not in self._held, idents))
-
-    def _ask_others(self, key: OffloadKey, req_context: ReqContext) -> None:
-        """Have the depot learn, once a step, what vLLM would have taken of the other groups.
-
-        It looks into none of them behind a miss; what of a request is never asked for would not
-        be stored again, and the rest is worth nothing without it.
-        """
-        asked = (req_context.req_id, b"")
-        if len(self._groups) < 2 or asked in self._looked_ahead:
-            return
-        self._looked_ahead.add(asked)
-        positions = req_context._offload_key_positions
-        end = positions.get(key, 0)
-        before = (at for other, at in positions.items() if other[-4:] == key[-4:] and at < end)
-        start = max(before, default=0)
-        others = [other for other, at in positions.items() if at > start and other[-4:] != key[-4:]]
-        for group, members in self._by_group(sorted(others, key=get_offload_group_idx)):
-            wanted = [self._ident(other, req_context)[1] for other in members]
-            ask = group.namespace.lookup if self._late else group.namespace.prefix
-            ask(wanted)
+    def _idents(self, keys: list[OffloadKey], req_context: ReqContext) -> list[Ident]:
+        """Blocks of one KV group as kvdepot knows them."""
+        beside = self._beside.get(req_context.req_id, vllm_beside.NOTHING)
+        names = beside.keys(keys, req_context._offload_key_positions)
+        return list(zip(itertools.repeat(get_offload_group_idx(keys[0])), names, strict=False))
 
     def _by_group(self, keys: Collection[OffloadKey]) -> Iterator[tuple[Group, list[OffloadKey]]]:
         """Runs of keys of one group, in the order given."""
-        run: list[OffloadKey] = []
-        for key in keys:
-            if run and key[-4:] != run[0][-4:]:
-                yield from self._known(run)
-                run = []
-            run.append(key)
-        if run:
-            yield from self._known(run)
+        for _, run in itertools.groupby(keys, GROUP_OF_KEY):
+            yield from self._known(list(run))
 
     def _known(self, run: list[OffloadKey]) -> Iterator[tuple[Group, list[OffloadKey]]]:
         group = self._groups.get(get_offload_group_idx(run[0]))
@@ -607,11 +587,10 @@ class KvdepotManager(OffloadingManager):
             self._steps_without_groups = None
             logger.error("kvdepot: no worker described its KV caches; nothing is stored or loaded")
 
-    def _let_go(self) -> None:
-        """End the pins that no load took over."""
-        if self._held:
-            held, self._held = self._held, {}
-            unpin(self._groups, held.items(), served=False)
+    def _unpin(self, held: Pins) -> None:
+        """End pins that no load took over."""
+        for group, members in self._by_group(held):
+            group.namespace.unpin([held[key] for key in members])
 
     def _may_wait(self, request: str) -> bool:
         return self._patience.seconds(request, time.monotonic()) < self._lookup_wait

@@ -7,8 +7,10 @@ labels (model, engine) to each.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
     OffloadingConnectorStats,
@@ -20,6 +22,8 @@ from vllm.v1.kv_offload.base import (
 )
 
 from kvdepot.vllm.faults import SafeDepot
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 MOVED_BLOCKS = "kvdepot_moved_blocks"
 MOVED_BYTES = "kvdepot_moved_bytes"
@@ -228,3 +232,17 @@ class Collector:
         if grown > 0:
             self._stats.increase_counter(name, grown, (tier,) if tier else ())
             self._counted[name, tier] = value
+
+
+def on_path(method: Method) -> Method:
+    """Counts the time of calls that a request waits for."""
+
+    @functools.wraps(method)
+    def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self.collector.path("scheduler", time.perf_counter() - start)
+
+    return cast(Method, timed)

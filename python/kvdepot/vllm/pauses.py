@@ -1,7 +1,7 @@
 """Tells kvdepot's connectors whether vLLM's scheduler is paused.
 
-`/pause` and `/sleep` wait until the engine has no work. To bring a metric up to date is no such work,
-but vLLM reports a pause to no connector.
+`/pause` and `/sleep` wait until the engine has no work. Bringing a metric up to date is no such
+work, but vLLM reports a pause to no connector.
 """
 
 from __future__ import annotations

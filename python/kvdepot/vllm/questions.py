@@ -2,58 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
+from vllm.v1.kv_offload.base import LookupResult, OffloadKey, get_offload_group_idx
 
 import kvdepot
 from kvdepot.vllm.faults import Faults
-from kvdepot.vllm.jobs import Ident
+from kvdepot.vllm.jobs import Group, Groups, Ident
+from kvdepot.vllm.prompts import Prompt
+from kvdepot.vllm.rows import Row
 
 # How long an answer that usually comes at once is waited for.
 PROMPT_SECONDS = 0.005
-
-# The blocks that were asked for, and where the answer comes; None where nobody could be asked.
-Question = tuple[list[Ident], kvdepot.Task | None]
-
-
-class Questions:
-    """Those that were not answered yet, by request and first block."""
-
-    def __init__(self, faults: Faults) -> None:
-        self._faults = faults
-        self._asked: dict[str, dict[Ident, Question]] = {}
-
-    def found(
-        self, request: str, ident: Ident, ask: Callable[[], Question], may_wait: Callable[[], bool]
-    ) -> tuple[list[Ident], int] | None:
-        """What was asked for, and how many of the first blocks are stored. None while that is not
-        known, and the request may wait: the question stays for the next time."""
-        asked = self._asked.setdefault(request, {})
-        before = asked.pop(ident, None)
-        # vLLM asks on behind a block that is not known yet.
-        if before is None and any(ident in idents for idents, _ in asked.values()) and may_wait():
-            return None
-        question = before or ask()
-        idents, task = question
-        nothing: list[bool] | None = None
-        # Once: in each step of the engine there may be hundreds that are asked for again, and where
-        # one answer is late the next will be.
-        seconds = 0.0 if before or asked else PROMPT_SECONDS
-        answer = task and self._faults.attempt("lookup", nothing, _answer, task, seconds)
-        if task and answer is None and may_wait():
-            asked[ident] = question
-            return None
-        return idents, sum(itertools.takewhile(bool, answer or []))
-
-    def forget(self, request: str) -> None:
-        """The request is over."""
-        self._asked.pop(request, None)
-
-    def clear(self) -> None:
-        """What was asked means nothing any more."""
-        self._asked.clear()
 
 
 class Patience:
@@ -77,6 +37,10 @@ class Patience:
         elif answer is not LookupResult.MISS:
             self._waiting.add(request)
         return answer
+
+    def waits(self, request: str) -> bool:
+        """Whether the request was told to look up again in this step."""
+        return request in self._waiting
 
     def end_step(self) -> None:
         """A step is over: requests that had a hit and were not told to look up again wait for
@@ -123,15 +87,119 @@ class Arrivals:
         self._coming.clear()
 
 
-def keys_behind(key: OffloadKey, req_context: ReqContext) -> Iterator[OffloadKey]:
-    """The keys of a request that come after this one in its KV group."""
-    behind = itertools.dropwhile(lambda other: other != key, req_context._offload_key_positions)
-    next(behind, None)
-    return (other for other in behind if other[-4:] == key[-4:])
+class Questions:
+    """Asks the depot for blocks, and for their pins."""
+
+    def __init__(self, faults: Faults, *, late: bool) -> None:
+        """`late` says whether some tier answers later than at once."""
+        self._faults = faults
+        self.late = late
+        self._arrivals = Arrivals()
+
+    def answer(
+        self, group: Group, prompt: Prompt, row: Row, at: int, may_wait: Callable[[], bool]
+    ) -> LookupResult:
+        """HIT for a block that is pinned now, RETRY while the depot has not answered or brings the
+        block near, MISS for others."""
+        request = prompt.rows.context.req_id
+        ident = get_offload_group_idx(row.keys[at]), row.names[at]
+        if self._arrivals.are_due(request, ident, may_wait):
+            return LookupResult.RETRY
+        stored = self._is_stored(group, prompt, row, at, may_wait)
+        if stored is None:
+            return LookupResult.RETRY
+        if not stored:
+            return LookupResult.MISS
+        left = self._pin(group, prompt, row, at)
+        if row.keys[at] in prompt.held:
+            return LookupResult.HIT
+        if self.late and self._fetch(group, prompt, row, left):
+            return LookupResult.RETRY
+        for index in left:
+            if row.keys[index] not in prompt.held:
+                row.lost(index)
+        return LookupResult.MISS
+
+    def ask_others(self, groups: Groups, prompt: Prompt, key: OffloadKey) -> None:
+        """Have the depot learn what vLLM would have taken of the other groups.
+
+        It looks into none of them behind a miss; what of a request is never asked for would not
+        be stored again, and the rest is worth nothing without it.
+        """
+        for other, names in prompt.rows.others(key):
+            group = groups.get(get_offload_group_idx(other))
+            if group is not None:
+                group.namespace.lookup(names)
+
+    def forget(self, request: str) -> None:
+        """The request is over."""
+        self._arrivals.forget(request)
+
+    def clear(self) -> None:
+        """What was fetched means nothing any more."""
+        self._arrivals.clear()
+
+    def _is_stored(
+        self, group: Group, prompt: Prompt, row: Row, at: int, may_wait: Callable[[], bool]
+    ) -> bool | None:
+        """Whether a block is stored; None while the depot has not answered and the request may
+        wait."""
+        seconds = 0.0
+        if not row.covers(at):
+            prompt.tasks = [task for task in prompt.tasks if not task.done]
+            # Waited for once: where one answer is late the next will be.
+            seconds = 0.0 if prompt.tasks else PROMPT_SECONDS
+            blocks = row.range_to_ask(at, group.window, whole=self.late)
+            task = group.namespace.lookup(row.names[blocks.start : blocks.stop])
+            if task is None:
+                return False
+            row.asked(blocks, task)
+        if row.task is None:
+            return row.is_stored(at)
+        nothing: list[bool] | None = None
+        answer = self._faults.attempt("lookup", nothing, _answer, row.task, seconds)
+        if answer is not None:
+            row.answered(answer)
+            return row.is_stored(at)
+        if may_wait():
+            if row.task not in prompt.tasks:
+                prompt.tasks.append(row.task)
+            return None
+        row.forget_question()
+        return False
+
+    def _pin(self, group: Group, prompt: Prompt, row: Row, at: int) -> range:
+        """Pin this stored block and those that vLLM asks for next; the blocks to fetch if that
+        fails."""
+        run = row.run_from(at, group.window)
+        keys, names = row.keys[run.start : run.stop], row.names[run.start : run.stop]
+        # No more: a pin that finds nothing counts as a miss.
+        pins = group.namespace.pin(names, prefix=group.window is None)
+        pinned = [pin for pin in pins if pin is not None]
+        if group.window is None:
+            prompt.held.update(zip(keys, pinned, strict=False))
+            return run[len(pinned) :]
+        pairs = zip(keys, pins, strict=True)
+        prompt.held.update((key, pin) for key, pin in pairs if pin is not None)
+        return run
+
+    def _fetch(self, group: Group, prompt: Prompt, row: Row, blocks: range) -> bool:
+        """Have blocks that are stored where no worker reaches them brought near, once a request."""
+        names = row.names[blocks.start : blocks.stop]
+        number = get_offload_group_idx(row.keys[0])
+
+        def fetch() -> kvdepot.Task | None:
+            task = group.namespace.prefetch(names)
+            if task is not None:
+                prompt.tasks.append(task)
+            return task
+
+        idents = [(number, name) for name in names]
+        return self._arrivals.fetch(prompt.rows.context.req_id, idents, fetch)
 
 
 def _answer(task: kvdepot.Task, seconds: float) -> list[bool] | None:
-    """Which keys are stored, unless that takes longer."""
+    """Which keys are stored; None where the answer takes longer."""
     try:
         return task.wait(seconds)
     except kvdepot.TimeoutError:

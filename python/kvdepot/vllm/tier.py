@@ -37,7 +37,7 @@ from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm import settings as vllm_settings
 from kvdepot.vllm.faults import ERRORS, Faults, SafeDepot, SafeNamespace
 from kvdepot.vllm.metrics import DEFINITIONS, Collector
-from kvdepot.vllm.questions import keys_behind
+from kvdepot.vllm.rows import Rows
 from kvdepot.vllm.spec import open_own, open_service
 
 logger = init_logger("vllm.kvdepot.tier")
@@ -64,6 +64,13 @@ class _Request:
     """What its blocks depend on beside their tokens."""
     stores: bool = True
     """Not what it had before a reset."""
+    rows: Rows | None = None
+
+    def rows_of(self, context: ReqContext) -> Rows:
+        """Its blocks by KV group."""
+        if self.rows is None or self.rows.context is not context:
+            self.rows = Rows(context, self.beside)
+        return self.rows
 
 
 @dataclass
@@ -196,16 +203,23 @@ class KvdepotTier(SecondaryTierManager):
         return LookupResult.HIT if answer else LookupResult.MISS
 
     def _ask(self, key: OffloadKey, req_context: ReqContext, request: _Request) -> _Question | None:
-        """Ask for the chunk and those behind it, which vLLM asks for next: one call is faster, and
-        tells the depot their order."""
+        """Ask for the chunk and those that vLLM asks for next: one call is faster, and tells the
+        depot their order."""
         namespace = self._namespaces.get(get_offload_group_idx(key))
         if namespace is None:
             return None
-        behind = takewhile(lambda each: each not in request.answers, keys_behind(key, req_context))
-        keys = [key, *behind]
-        task = namespace.lookup([_key(each, req_context, request) for each in keys])
+        row, at = request.rows_of(req_context).find(key)
+        # In a KV group with a sliding window it asks backwards.
+        window = 1 if at == row.first - 1 else None
+        blocks: Iterable[int] = row.range_to_ask(at, window, whole=False)
+        if window is None:
+            blocks = takewhile(lambda index: row.keys[index] not in request.answers, blocks)
+        indexes = [index for index in blocks if row.keys[index] not in request.answers]
+        task = namespace.lookup([row.names[index] for index in indexes])
         if task is None:
             return None
+        row.first, row.count = indexes[0], len(indexes)
+        keys = [row.keys[index] for index in indexes]
         question = _Question(keys, task, time.monotonic())
         request.answers.update(dict.fromkeys(keys, question))
         return question

@@ -2,6 +2,7 @@
 //! request, without a look before it, and over nothing that ought to stay.
 
 use std::fs;
+use std::time::Duration;
 
 use crate::bucket::{LEN, Server, Trouble};
 use crate::common::{self, eventually, has, keys, namespace, put};
@@ -139,6 +140,21 @@ fn what_is_there_needs_no_room() {
     assert_eq!(put(&ns, &[5, 6, 7, 8], LEN), [true, true, false, false]);
     one.close();
     little.close();
+}
+
+#[test]
+fn a_put_waits_for_the_memory_of_another_one_that_is_slow() {
+    const LEN: usize = 400_000;
+    let server = Server::start();
+    let depot = server.open_with("S3", &json!({"staging": "1MiB"}));
+    let ns = namespace(&depot);
+    let slow = Trouble::Slow(Duration::from_secs(2));
+    server.trouble(Some(Method::PUT), "/blocks/", 2, slow);
+    let first = common::start_put(&ns, &[1, 2], LEN);
+    eventually("both uploads", || server.asked("/blocks/") >= 2);
+    assert_eq!(put(&ns, &[3], LEN), [true]);
+    assert_eq!(first.wait(Some(common::PATIENCE)).unwrap(), [true, true]);
+    depot.close();
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! How a block becomes an object: memory is reserved for it, lanes write it, and `send` stores it.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use futures_util::future::{FutureExt, join_all};
 use futures_util::stream::{self, StreamExt};
@@ -18,9 +17,6 @@ use super::object::{Found, Seen};
 use super::send::Sent;
 use super::usage::Promise;
 use super::{Common, NAME};
-
-/// How long a put waits for room that a collection makes, or for memory.
-const FOR_ROOM: Duration = Duration::from_secs(1);
 
 /// What one call waits for with this block.
 #[derive(Clone, Copy)]
@@ -60,7 +56,10 @@ impl Common {
         // As many as may be asked at a time: the others would wait within their time-out.
         let looks = stream::iter(looks.collect::<Vec<_>>()).buffered(self.bucket.at_once());
         let seen: Vec<_> = looks.collect().await;
-        let until = deadline.min(Instant::now() + FOR_ROOM);
+        // For space that a collection frees, and for memory: half of what is left, so that the block
+        // can be written as well.
+        let now = Instant::now();
+        let until = now + deadline.saturating_duration_since(now) / 2;
         let mut made: Vec<Result<Reserved, Refused>> = Vec::with_capacity(blocks.len());
         let object = |wanted: &Wanted| LEN as u64 + wanted.len;
         let mut beyond: u64 = blocks.iter().map(object).sum();

@@ -1,0 +1,186 @@
+"""Work that grows with the number of blocks grows no faster: steps are counted, not timed."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from engine_lookups import MODELS, WINDOW_BLOCKS, FrontNamespace, Lookups, hashes
+from engine_manager import context
+from engine_tiers import Tiers
+from vllm.v1.kv_offload.base import LookupResult
+
+pytestmark = pytest.mark.integration
+
+SIZES = [1000 << number for number in range(7)]
+# Hashes and comparisons of keys are slow to count: up to so many blocks.
+KEYS_COUNTED = 4000
+GROWTH = 2.2
+"""The most that twice as many blocks may cost."""
+
+
+class Key(bytes):
+    """A key whose hashes and comparisons are counted, and those of its parts."""
+
+    counted = 0
+
+    def __hash__(self) -> int:
+        Key.counted += 1
+        return bytes.__hash__(self)
+
+    def __eq__(self, other: object) -> bool:
+        Key.counted += 1
+        return bytes.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        Key.counted += 1
+        return bytes.__ne__(self, other)
+
+    def __add__(self, other: Any) -> Key:
+        return Key(bytes.__add__(self, other))
+
+    def __getitem__(self, index: Any) -> Any:
+        found = bytes.__getitem__(self, index)
+        return Key(found) if isinstance(found, bytes) else found
+
+
+def steps(work: Callable[[], Any], keys_handed: Callable[[], int]) -> int:
+    """Calls, hashes and comparisons of keys, and keys handed to the depot."""
+    calls = 0
+
+    def count(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = Key.counted + keys_handed()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls + Key.counted + keys_handed() - before
+
+
+def keys_of(blocks: Sequence[bytes]) -> list[bytes]:
+    """Hashes of blocks; of short prompts, what is done with them is counted."""
+    kind = Key if len(blocks) <= KEYS_COUNTED else bytes
+    return [kind(each) for each in blocks]
+
+
+def assert_linear(counted: dict[int, int], case: str = "") -> None:
+    for size, twice in itertools.pairwise(sorted(counted)):
+        # Where keys are not counted any more, fewer steps are.
+        assert counted[twice] <= GROWTH * counted[size], (case, counted)
+
+
+# The blocks of a prompt that are stored, by the number of its blocks.
+STORED = {
+    "all": lambda blocks: slice(0, blocks),
+    "none": lambda blocks: slice(0, 0),
+    "the first half": lambda blocks: slice(0, blocks // 2),
+    # Nothing in a group with a window is of use then.
+    "too few at the end": lambda blocks: slice(blocks - WINDOW_BLOCKS // 2, blocks),
+}
+TIERS = {
+    "near": {},
+    "late": {"delay": 3},
+    "to fetch": {"delay": 2, "far": True},
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("tiers", TIERS)
+def test_twice_as_many_blocks_cost_twice_as_many_steps(
+    tmp_path: Path, model: str, tiers: str
+) -> None:
+    """Of a lookup, the steps while it waits, its admission, and stores of what is there."""
+    engine = Lookups(tmp_path, model, capacity="1GiB", **TIERS[tiers])
+    blocks = hashes("prompt", SIZES[-1])
+
+    def serve(request: Any) -> None:
+        matched = engine.wait(request)
+        for _ in range(3):
+            engine.end_step()
+            engine.wait(request)
+        for job in engine.admit(request, matched):
+            engine.loaded(job)
+        engine.end_step()
+
+    try:
+        for stored, part_of in STORED.items():
+            counted: dict[int, int] = {}
+            for size in SIZES:
+                engine.remove(blocks)
+                engine.put(blocks[part_of(size)])
+                request = engine.request(keys_of(blocks[:size]))
+                counted[size] = steps(lambda made=request: serve(made), engine.keys_handed)
+                engine.finish(request)
+            assert_linear(counted, stored)
+    finally:
+        engine.close()
+
+
+def test_stores_of_twice_as_many_blocks_cost_twice_as_many_steps(
+    tmp_path: Path, model: str
+) -> None:
+    engine = Lookups(tmp_path, model, capacity="1GiB")
+    try:
+        blocks = hashes("prompt", SIZES[-1])
+        engine.put(blocks)
+        counted: dict[int, int] = {}
+        for size in SIZES:
+            request = engine.request(keys_of(blocks[:size]))
+            engine.look(request)
+            offer = lambda request=request: engine.offer(request)  # noqa: E731
+            counted[size] = steps(offer, engine.keys_handed)
+            engine.finish(request)
+        assert_linear(counted)
+    finally:
+        engine.close()
+
+
+@pytest.fixture
+def tiers(tmp_path: Path) -> Iterator[Tiers]:
+    made = Tiers({"pipeline": "Posix", "posix": {"path": str(tmp_path / "kv"), "capacity": "1GiB"}})
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("order", ["from the first", "from the last"])
+def test_lookups_behind_vllms_own_tier_are_linear(tiers: Tiers, order: str) -> None:
+    blocks = hashes("prompt", SIZES[-1])
+    fronts = {
+        group: FrontNamespace(namespace, delay=1)
+        for group, namespace in tiers.tier._namespaces.items()
+    }
+    tiers.tier._namespaces = fronts
+    counted: dict[int, int] = {}
+    for size in SIZES:
+        keys = Lookups.keys(keys_of(blocks[:size]))
+        request = context(f"request {size}", *keys)
+        tiers.manager.on_new_request(request)
+        asked = keys if order == "from the first" else keys[::-1]
+
+        def look(asked: Any = asked, request: Any = request) -> None:
+            # Once to ask, and once when the answers are there.
+            for _ in range(2):
+                for each in asked:
+                    tiers.tier.lookup(each, request)
+                for front in fronts.values():
+                    front.steps += 1
+
+        counted[size] = steps(look, lambda: sum(front.keys for front in fronts.values()))
+        assert tiers.tier.lookup(keys[-1], request) is LookupResult.MISS
+        tiers.manager.on_request_finished(request)
+    assert_linear(counted)
