@@ -155,15 +155,15 @@ def _replaced_while_loading(at: Path) -> tuple[Engine, Engine]:
     return first, Engine(str(served))
 
 
-def _reloads(*numbers: int, **changes: Any) -> Callable[[Path], tuple[Engine, Engine]]:
-    """Both engines start with the same files; each loads the weights of its number afterwards. The
-    second has other options."""
+def _reloads(*numbers: int) -> Callable[[Path], tuple[Engine, Engine]]:
+    """Both engines start with the same files; each loads the weights of its number afterwards."""
 
     def make(at: Path) -> tuple[Engine, Engine]:
-        paths = [str(models.llama(at / str(seed), seed=seed)) for seed in range(2)]
+        one = models.llama(at / "one")
+        paths = [str(one), str(models.with_projections(at / "two", one))]
         reloads = [[("reload_weights", {"weights_path": paths[number]})] for number in numbers]
         first, second = (Engine(paths[0], calls=reload) for reload in reloads)
-        return first, replace(second, **changes)
+        return first, second
 
     return make
 
@@ -297,11 +297,6 @@ FEATURES = (
 
 HARMLESS = (
     Case("nothing", _llamas()),
-    Case("the same weights reloaded in memory", _reloads(0, 0)),
-    Case(
-        "other weights in memory, another executor",
-        _reloads(1, 1, options={"distributed_executor_backend": "mp"}),
-    ),
     Case("the same files elsewhere", _elsewhere),
     Case("tokenizer, chat template and README", _tokenizer),
     Case("--max-num-seqs", _llamas(options={"max_num_seqs": 2})),

@@ -152,6 +152,20 @@ def changed(directory: Path, of: Path, **config: Any) -> Path:
     return directory
 
 
+def with_projections(directory: Path, model: Path) -> Path:
+    """The model with other linear layers: on a CPU vLLM packs those where nobody can read them."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, directory)
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    for name, tensor in tensors.items():
+        if "_proj." in name:
+            tensors[name] = tensor.flip(0).contiguous()
+    save_file(tensors, file, metadata={"format": "pt"})
+    return directory
+
+
 def with_row(directory: Path, of: Path, token: int) -> Path:
     """A copy whose embedding of one token is another one; size and header stay."""
     from safetensors.torch import load_file, save_file

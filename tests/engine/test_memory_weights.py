@@ -19,6 +19,7 @@ from engine_double import EngineDouble
 from kvdepot.vllm import memory_weights, worker_calls
 from test_scheduling import KINDS, Engines, engines, prompt
 from vllm.lora.request import LoRARequest
+from vllm.v1.request import RequestStatus
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.worker_base import WorkerBase
 
@@ -106,8 +107,105 @@ def test_a_reset_looks_at_weights_that_nobody_was_told_of(
     assert engine.faults == []
     engine.weights = 0
     engine.reset(external=external)
-    assert engine.ask(ASKED)[0] > 0
+    # What was stored since the last good sample was removed.
+    assert engine.ask(ASKED) == [0]
     assert engine.faults == []
+
+
+def test_a_load_fills_vllms_cache_with_kv_of_the_weights_before(engine: EngineDouble) -> None:
+    name = engine.add(ASKED)
+    engine.step()
+    status = engine.scheduler.requests[name].status
+    assert status is RequestStatus.WAITING_FOR_REMOTE_KVS
+    engine.reload(1)
+    engine.run_until(lambda: name not in engine.scheduler.requests)
+    # vLLM's own cache has it, and is not reset.
+    engine.ask(ASKED)
+    engine.faults.clear()
+    for _ in range(2):
+        engine.reset(external=False)
+        engine.ask(ASKED)
+        assert engine.faults == []
+
+
+@pytest.mark.parametrize("then", ["reset", "reload"])
+def test_what_was_stored_after_a_change_that_nobody_watches_is_not_found(
+    engine: EngineDouble, then: str
+) -> None:
+    asked = prompt(5, 150)
+    engine.ask(prompt(6, 150))
+    engine.weights = 1
+    engine.ask(asked)
+    if then == "reload":
+        engine.reload(2)
+    engine.reset(external=False)
+    engine.faults.clear()
+    engine.ask(prompt(7, 150))
+    engine.reload(0)
+    engine.reset(external=False)
+    engine.ask(asked)
+    assert engine.faults == []
+
+
+def test_weights_that_changed_and_came_back_unseen_leave_vllms_cache_in_doubt(
+    engine: EngineDouble,
+) -> None:
+    asked = prompt(5, 150)
+    engine.ask(prompt(6, 150))
+    engine.weights = 1
+    engine.ask(asked)
+    memory = engine.connector._memory_weights
+    memory._begin_sample()
+    engine.weights = 0
+    engine.ask(prompt(7, 150))
+    engine.ask(asked)
+    engine.reset(external=False)
+    engine.faults.clear()
+    engine.ask(asked)
+    assert engine.faults == []
+
+
+def test_weights_that_cannot_be_read_get_a_name_of_their_own_at_every_call(
+    engine: EngineDouble,
+) -> None:
+    """As on a CPU, where vLLM packs those of linear layers, and leaves an empty tensor."""
+    engine.executor.model["packed"] = torch.zeros(0)
+    engine.ask(prompt(6, 150))
+    engine.reload(0)
+    engine.reset(external=False)
+    assert engine.ask(ASKED) == [0], "nobody knows"
+    engine.reset(external=False)
+    assert engine.ask(ASKED)[0] > 0, "nothing was called"
+    engine.reset(external=True)
+    assert engine.ask(ASKED) == [0]
+    assert engine.faults == []
+
+
+def test_a_sample_that_fails_ends_nothing(
+    engine: EngineDouble, monkeypatch: pytest.MonkeyPatch, errors: list[str]
+) -> None:
+    def fail(*_: Any) -> bytes:
+        raise MemoryError("no memory")
+
+    engine.ask(prompt(6, 150))
+    monkeypatch.setattr(memory_weights, "SAMPLE_STEPS", 1)
+    monkeypatch.setattr(engine_tensors, "sample_of", fail)
+    engine.ask(prompt(7, 150))
+    engine.reload(0)
+    assert engine.ask(prompt(7, 150))[0] > 0
+    assert [text for text in errors if "cannot be sampled" in text]
+    assert engine.faults == []
+
+
+def test_nothing_is_kept_of_requests_that_have_ended(engine: EngineDouble) -> None:
+    for number in range(1, 4):
+        name = engine.add(prompt(number, 150), output_tokens=40)
+        for _ in range(5):
+            engine.step()
+        engine.reload(number)
+        engine.run_until(lambda name=name: name not in engine.scheduler.requests)
+        engine.settle()
+    assert engine.connector.manager._ends == {}
 
 
 @pytest.fixture
@@ -147,10 +245,9 @@ def test_a_change_that_nobody_watches_is_noticed_and_what_was_stored_since_is_wi
     engine.reset(external=False)
     engine.faults.clear()
     assert engine.ask(other) == [0]
-    engine.weights = 0
+    engine.reload(0)
     engine.reset(external=False)
     assert engine.ask(other) == [0]
-    assert engine.ask(ASKED)[0] > 0
     assert engine.faults == []
 
 
@@ -263,6 +360,13 @@ def test_every_bit_and_every_place_counts(size: int, seed: int) -> None:
                 module.a[[place, other]] = module.a[[other, place]]
             found.add(summed(module))
     assert len(found) > 20 - 10 * (size < 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8])
+def test_a_word_and_its_complement_differ(dtype: torch.dtype) -> None:
+    tensor = torch.randint(-100, 100, (64,), dtype=dtype)
+    sums = {engine_tensors.sum_of([("a", one)]) for one in (tensor, ~tensor)}
+    assert len(sums) == 2
 
 
 def test_a_sum_does_not_depend_on_how_the_bytes_lie() -> None:

@@ -229,3 +229,9 @@ def test_what_is_wrong_is_named(given: dict[str, Any], start: str, part: str):
         lmcache_settings.translate(given)
     assert str(refused.value).startswith(start)
     assert part in str(refused.value)
+
+
+@pytest.mark.parametrize("weights", ["sampled", "full", ""])
+def test_weights_are_named_and_not_looked_for(weights: str) -> None:
+    with pytest.raises(kvdepot.ConfigError, match=r"weights: .*other than 'sampled' and 'full'"):
+        lmcache_settings.read({"device_path": "/x", "max_dax_size": 1, "weights": weights})

@@ -1,8 +1,8 @@
 """Sums over the bytes of tensors, computed on the device that holds them.
 
-Two models whose tensors have equal sums have equal weights: a sum is 128 bits and depends on the
-value and the position of every byte. It tells changes that happen apart, not those of an attacker
-who chooses weights to collide.
+Two models whose tensors have equal sums have equal weights: a sum is two numbers of 64 bits, which
+depend on the value and the position of every byte. It tells changes that happen apart, not those of
+an attacker who chooses weights to collide.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ CHUNKS_ON_A_DEVICE = 32
 SEEDS = (1, 1 << 40)
 MULTIPLIER = 6364136223846793005
 MASK = (1 << 64) - 1
+LOW = (1 << 32) - 1
 
 
 def named_tensors(module: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -61,6 +62,9 @@ def sample_of(tensors: Iterable[torch.Tensor]) -> bytes:
     """Some values of each tensor, always of the same places."""
     samples: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in tensors:
+        if not tensor.permute(_order(tensor)).is_contiguous():
+            # To put all its values in a row would copy them.
+            tensor = tensor[:: max(1, len(tensor) // SAMPLED_VALUES)][:SAMPLED_VALUES]
         flat = _flat(tensor)
         step = max(1, flat.numel() // SAMPLED_VALUES)
         some = flat[::step][:SAMPLED_VALUES].contiguous().view(torch.uint8)
@@ -108,7 +112,7 @@ def _sum(tensor: torch.Tensor) -> tuple[int, ...]:
         words = piece.view(torch.int64)
         words = words.view(-1, min(CHUNK, words.numel()))
         # A change in a word's upper bytes alone is one in the lower bytes too.
-        words = words ^ (words >> 32)
+        words = words ^ ((words >> 32) & LOW)
         for index, seed in enumerate(SEEDS):
             coefficients = _coefficients(flat.device, seed)[: words.shape[1]]
             for chunk in (words * coefficients).sum(dim=1).tolist():

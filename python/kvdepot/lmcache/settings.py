@@ -14,6 +14,7 @@ from typing import Any
 
 from kvdepot import _settings
 from kvdepot._settings import COUNT, FLAG, GIBS, SERVICE, SIZE, WORD, Kind, Schema, Setting, wrong
+from kvdepot.engine.weights import FULL, SAMPLED
 
 # LMCache keeps hot chunks in memory itself; a second copy there would serve nobody.
 DEFAULT_PIPELINE = "Dax"
@@ -54,6 +55,13 @@ def _entries(value: Any) -> list[Mapping[str, Any]]:
 
 def _eviction(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or value.get("eviction_policy", "LRU") != "LRU":
+        raise ValueError
+    return value
+
+
+def _names_weights(value: Any) -> str:
+    # Under vLLM these words have kvdepot look at files, which LMCache does not name.
+    if not isinstance(value, str) or not value or value in (SAMPLED, FULL):
         raise ValueError
     return value
 
@@ -128,7 +136,7 @@ KNOBS = Schema(
     Setting(("salt",), WORD, "kvdepot's own: keeps tenants with the same model apart"),
     Setting(
         ("weights",),
-        WORD,
+        Kind("a text that is not empty, other than 'sampled' and 'full'", _names_weights),
         "kvdepot's own: a text that names the weights and what else LMCache's keys leave out, see "
         "[what is not in LMCache's keys](#what-is-not-in-lmcaches-keys)",
     ),

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from lmcache.logging import init_logger
@@ -31,10 +32,13 @@ LEARN_SECONDS = 0.2
 
 
 def weights_of(model: str) -> str | None:
-    """The fingerprint of a model's files; None, and a warning, if they are not on this host."""
-    directory = engine_weights.directory_of(model)
-    warn_of_names(logger, "" if directory else "the weights, ")
-    return None if directory is None else engine_weights.of_directory(directory)
+    """The fingerprint of a model's files, if its name is their directory; else None.
+
+    A hub's name says nothing about the revision. Warns of what is not covered.
+    """
+    is_known = Path(model).is_dir()
+    warn_of_names(logger, "" if is_known else "the weights, ")
+    return engine_weights.of_directory(Path(model)) if is_known else None
 
 
 class Spaces:

@@ -87,7 +87,7 @@ class Fingerprints:
 
     def before_call(self, executor: Any, method: Any, arguments: Sequence[Any]) -> None:
         """An adapter that is loaded before its first request is identified before it is read."""
-        if method == "add_lora":
+        if method == "add_lora" and arguments:
             self._of_adapters.of(arguments[0])
 
     def after_call(self, method: str) -> None:

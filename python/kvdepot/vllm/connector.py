@@ -213,6 +213,8 @@ class KvdepotConnector(OffloadingConnector):
         # What requests and jobs have from before is not stored under another name.
         manager.drop_stores()
         self._stop_storing()
+        # Whatever comes of the new name, the one before is gone.
+        manager.set_groups({})
         if self._name is not None:
             manager.faults.attempt("namespace", None, self._name)
 
@@ -265,6 +267,7 @@ class KvdepotConnector(OffloadingConnector):
         self._memory_weights.refresh()
         meta = super().build_connector_meta(scheduler_output)
         self._memory_weights.step(scheduler_output.total_num_scheduled_tokens)
+        self.manager.forget_ends(self.scheduler._req_status)
         return meta
 
     def get_num_new_matched_tokens(
@@ -293,6 +296,8 @@ class KvdepotConnector(OffloadingConnector):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """As vLLM does, and one line a request: what was where."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if num_external_tokens:
+            self._memory_weights.fill()
         self.manager.end_answer(request.request_id)
         if request.request_id not in self._logged:
             self._logged.add(request.request_id)
@@ -307,7 +312,9 @@ class KvdepotConnector(OffloadingConnector):
         vLLM offers all of them again, from their first block on."""
         done = super().reset_cache()
         self._fingerprints.reset()
-        if self._settings.on_reset != vllm_settings.VERIFY:
+        verify = self._settings.on_reset == vllm_settings.VERIFY
+        self._memory_weights.suspect("a reset", doubted=verify)
+        if not verify:
             self._stop_storing()
         return done
 

@@ -368,6 +368,10 @@ class KvdepotManager(OffloadingManager):
         the weights changed."""
         self._ends[request] = 0
 
+    def forget_ends(self, alive: Collection[str]) -> None:
+        """Of requests that vLLM knows no longer."""
+        self._ends = {name: end for name, end in self._ends.items() if name in alive}
+
     def drop_stores(self) -> None:
         """Publish nothing of the stores that are in flight."""
         for job in self._tickets.values():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -53,7 +54,15 @@ class MemoryWeights:
         self._own_cache = own_cache
         self._executor: Executor | None = None
         self._loaded: str | None = None
+        self._summed: str | None = None
         self._suspect: str | None = None
+        # Whether that is a call, before which the weights were sampled.
+        self._told = False
+        # Whether weights that cannot be read may have changed too: not if only a cache was emptied.
+        self._doubted = False
+        # Whether the sums cover all weights: vLLM keeps some where nobody can read them.
+        self._complete = not vllm_config.parallel_config.enable_eplb
+        self._asleep = False
         # Under which name vLLM's caches were filled; the empty set since they were emptied.
         self._held: set[str | None] = set()
         self._unreadable = _unreadable(vllm_config)
@@ -81,38 +90,57 @@ class MemoryWeights:
 
     def refresh(self) -> None:
         """Sum the weights if they may have changed; to be called before any look-up or store."""
-        if self._suspect is None or self._executor is None or _asleep(self._executor):
+        executor = self._executor
+        if self._suspect is None or executor is None or self._is_asleep(executor):
             return
-        suspect, self._suspect = self._suspect, None
+        suspect, told, doubted = self._suspect, self._told, self._doubted
+        self._suspect, self._told, self._doubted = None, False, False
         before = self.name, self.withheld
-        found = self._sum(self._executor)
-        self.name = None if found is None else "" if found == self._loaded else found
+        found = self._sum(executor)
+        same = found is not None and found == self._summed
+        if same and not (doubted and not self._complete):
+            return
+        if not same and not told:
+            self._withdraw()
+        self._summed = found
+        if found is None:
+            self.name = None
+        elif self._complete:
+            self.name = "" if found == self._loaded else found
+        else:
+            # What cannot be seen may have changed: no other weights have this name.
+            self.name = secrets.token_hex(32)
         if not self._own_cache:
             self._held.clear()
         if (self.name, self.withheld) != before:
             self._say(suspect, before[0])
             self._changed()
 
-    def suspect(self, why: str) -> None:
-        """The weights may have changed."""
+    def suspect(self, why: str, *, doubted: bool = True) -> None:
+        """The weights may have changed; `doubted` are those too that cannot be read."""
         self._suspect = why
+        self._doubted |= doubted
         # A sample that was begun before says nothing.
         self._sample = None
 
     def emptied(self) -> None:
         """vLLM's caches hold nothing any more."""
-        self.suspect("a reset of the prefix cache")
+        self.suspect("a reset of the prefix cache", doubted=False)
         was_withheld = self.withheld
         self._held.clear()
         if was_withheld != self.withheld:
             self._changed()
 
+    def fill(self) -> None:
+        """vLLM's caches get KV under the present name, computed or loaded."""
+        if self._own_cache:
+            self._held.add(self.name)
+
     def step(self, tokens: int) -> None:
         """vLLM computes so many tokens in this step."""
         if not tokens:
             return
-        if self._own_cache:
-            self._held.add(self.name)
+        self.fill()
         self._steps += 1
         if self._sample is not None and self._sample.done():
             self._compare(self._sample)
@@ -128,17 +156,28 @@ class MemoryWeights:
     # ---- what calls of workers' methods report ---------------------------------------------------
 
     def before_call(self, executor: Executor, method: Any, arguments: Sequence[Any]) -> None:
-        """The first sum is of the weights that were loaded: it is made before any other call."""
-        if self._executor is not None:
-            return
-        self._executor = executor
-        self._loaded = self._sum(executor) if self._unreadable is None else "not summed"
-        if self._loaded is None:
-            self.name = None
-            self._changed()
+        """The first sum is of the weights that were loaded: it is made before any other call.
+        Before calls that may change weights, those that have changed unseen are noticed."""
+        if self._executor is None:
+            self._executor = executor
+            self._loaded = self._sum(executor) if self._unreadable is None else "not summed"
+            self._summed = self._loaded
+            if self._loaded is None:
+                self.name = None
+                self._changed()
+        elif (
+            worker_calls.counts(method)
+            and not self._told
+            and not self._is_asleep(executor)
+            and not self._same(self._ask_sample(executor))
+        ):
+            self._alarm()
 
     def after_call(self, method: str) -> None:
         """A method that may change weights."""
+        if method in ("sleep", "wake_up"):
+            self._asleep = method == "sleep"
+        self._told = True
         self.suspect(f"a call of {method!r}")
 
     # ---- sums and samples ------------------------------------------------------------------------
@@ -157,19 +196,48 @@ class MemoryWeights:
         logger.debug("kvdepot: weights summed in %.3f s", time.perf_counter() - start)
         if None in sums:
             return None
-        return hashlib.sha256(repr(sums).encode()).hexdigest()
+        self._complete &= all(complete for _, complete in sums)
+        return hashlib.sha256(repr([found for found, _ in sums]).encode()).hexdigest()
 
     def _begin_sample(self) -> None:
         if self._sample is None and self._suspect is None and self._executor is not None:
             self._stored += self._stored_since
             self._stored_since = []
-            self._sample = worker_calls.call(self._executor, _is_as_sampled, non_block=True)
+            self._sample = self._ask_sample(self._executor)
+
+    def _ask_sample(self, executor: Executor) -> Future[list[bool]] | None:
+        try:
+            return worker_calls.call(executor, _is_as_sampled, non_block=True)  # type: ignore[no-any-return]
+        except Exception:
+            logger.exception("kvdepot: the weights in memory cannot be sampled")
+            return None
+
+    def _same(self, sample: Future[list[bool]] | None) -> bool:
+        """Whether the weights are as they were; also if they could not be sampled."""
+        try:
+            return sample is None or all(sample.result())
+        except Exception:
+            logger.exception("kvdepot: the weights in memory cannot be sampled")
+            return True
 
     def _compare(self, sample: Future[list[bool]]) -> None:
         self._sample = None
-        if all(sample.result()):
+        if self._same(sample):
             self._stored = []
             return
+        self._alarm()
+        self.refresh()
+
+    def _alarm(self) -> None:
+        """The weights have changed in a way that nobody watches."""
+        self._withdraw()
+        # Whatever they are now, vLLM's caches may have KV of both.
+        self._held |= {self.name, None}
+        self.suspect("a change that was not watched")
+        self._changed()
+
+    def _withdraw(self) -> None:
+        """Remove what was stored since the weights were known to be the same."""
         withdrawn = 0
         for namespace, keys in self._stored + self._stored_since:
             namespace.remove(keys)
@@ -182,8 +250,10 @@ class MemoryWeights:
             "such as collective_rpc, and reset its prefix cache",
             2 * SAMPLE_SECONDS, withdrawn,
         )  # fmt: skip
-        self.suspect("a change that was not watched")
-        self.refresh()
+
+    def _is_asleep(self, executor: Executor) -> bool:
+        """Whether the weights' memory is unmapped."""
+        return self._asleep or "weights" in executor.sleeping_tags
 
     def _say(self, why: str, before: str | None) -> None:
         if self.name is None:
@@ -223,11 +293,6 @@ def begun_requests(scheduler: Any) -> list[str]:
     return [name for name, state in states if state.req.num_computed_tokens > 0]
 
 
-def _asleep(executor: Executor) -> bool:
-    """Whether the weights' memory is unmapped."""
-    return "weights" in executor.sleeping_tags
-
-
 def _unreadable(vllm_config: Any) -> str | None:
     """Why the weights' bytes cannot be summed where they are; None if they can."""
     offload = getattr(vllm_config, "offload_config", None)
@@ -255,17 +320,19 @@ def _tensors(worker: Any, *, experts: bool) -> Iterator[tuple[str, torch.Tensor]
                 yield f"{label}.{name}", tensor
 
 
-def _sum(worker: Any, *, experts: bool = True) -> str | None:
-    """The sum of this rank's weights, which are sampled too."""
+def _sum(worker: Any, *, experts: bool = True) -> tuple[str, bool] | None:
+    """The sum of this rank's weights, which are sampled too, and whether it covers all of them."""
     real = getattr(worker, "worker", worker)
     tensors = list(_tensors(real, experts=experts))
     found = engine_tensors.sum_of(tensors)
     sample = None if found is None else engine_tensors.sample_of(tensor for _, tensor in tensors)
     setattr(real, _SAMPLE, (sample, experts))
-    return found
+    # On a CPU vLLM packs linear layers' weights into a library's memory, and leaves empty ones.
+    complete = experts and all(tensor.numel() for _, tensor in tensors)
+    return None if found is None else (found, complete)
 
 
-def _sum_without_experts(worker: Any) -> str | None:
+def _sum_without_experts(worker: Any) -> tuple[str, bool] | None:
     """Load balancing moves experts between and within ranks without changing them."""
     return _sum(worker, experts=False)
 

@@ -80,6 +80,7 @@ class KvdepotTieringConnector(OffloadingConnector):
         """As vLLM does; its prefix cache was reset just before."""
         self._fingerprints.reset()
         done = super().reset_cache()
+        self._memory_weights.suspect("a reset")
         if self._is_empty:
             self._memory_weights.emptied()
         return done
@@ -92,7 +93,7 @@ class KvdepotTieringConnector(OffloadingConnector):
     def _notice_reset(self) -> None:
         # vLLM's CPU tier is reset with its connector alone.
         self._is_empty = True
-        self._memory_weights.suspect("a reset of the prefix cache")
+        self._memory_weights.suspect("a reset of the prefix cache", doubted=False)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
@@ -100,6 +101,13 @@ class KvdepotTieringConnector(OffloadingConnector):
         """As vLLM does, under the names of the weights that the workers hold."""
         self._memory_weights.refresh()
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """As vLLM does; what is loaded is in its prefix cache, too."""
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if num_external_tokens:
+            self._memory_weights.fill()
+            self._is_empty = False
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         """As vLLM does, in each step."""

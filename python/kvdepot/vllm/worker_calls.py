@@ -65,6 +65,11 @@ def listen(vllm_config: Any, listener: Listener) -> None:
     _listeners.setdefault(vllm_config.instance_id, weakref.WeakSet()).add(listener)
 
 
+def counts(method: Any) -> bool:
+    """Whether a call of it may change weights. A function may, whatever its name is."""
+    return not isinstance(method, str) or method not in HARMLESS
+
+
 def call(executor: Executor, method: Callable[[Any], Any], **options: Any) -> Any:
     """What each worker returns for `method`, which changes no weights: nobody is told."""
     function: Any = executor.collective_rpc
@@ -78,16 +83,16 @@ def _noticed(collective_rpc: Callable[..., Any]) -> Callable[..., Any]:
         listeners = _listeners.get(self.vllm_config.instance_id)
         if not listeners:
             return collective_rpc(self, method, *args, **kwargs)
-        arguments = kwargs.get("args") or (args[1] if len(args) > 1 else ())
+        named = kwargs.get("kwargs") or (args[2] if len(args) > 2 else {})
+        arguments = kwargs.get("args") or (args[1] if len(args) > 1 else ()) or list(named.values())
         for listener in listeners:
             listener.before_call(self, method, arguments)
         try:
             return collective_rpc(self, method, *args, **kwargs)
         finally:
-            name = method if isinstance(method, str) else getattr(method, "__name__", repr(method))
-            # A function may do anything, whatever its name is.
-            if not isinstance(method, str) or method not in HARMLESS:
+            if counts(method):
+                name = getattr(method, "__name__", method)
                 for listener in listeners:
-                    listener.after_call(name)
+                    listener.after_call(str(name))
 
     return noticed
