@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import time
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,7 +64,7 @@ class DelayedTask:
 
     def wait(self, timeout: float | None = None) -> list[bool]:
         if not self.done:
-            time.sleep(timeout or 0.0)
+            threading.Event().wait(timeout or 0.0)
             raise kvdepot.TimeoutError("late")
         return self._outcome
 

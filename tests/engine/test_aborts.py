@@ -175,6 +175,23 @@ def test_a_pause_does_not_wait_for_a_metric(
     engine.settle()
 
 
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("steps", [9, 12, 16])
+def test_a_running_request_that_a_reset_lets_go_of_is_loaded_later(
+    engines: Engines, steps: int, external: bool
+) -> None:
+    """vLLM fails on a request that is preempted and loaded in one step."""
+    engine = engines.start(KINDS["full"])
+    name = engine.add(prompt(1, 200), 40)
+    for _ in range(steps):
+        engine.step()
+    assert engine.scheduler.running
+    scheduler = engine.scheduler
+    assert scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=external)
+    engine.run_until(lambda: name not in scheduler.requests)
+    assert engine.faults == []
+
+
 @pytest.mark.parametrize("files", [False, True], ids=["Dax", "Cache|Posix"])
 @pytest.mark.parametrize("groups", [[full()], KINDS["both"]], ids=["full", "both"])
 def test_requests_for_one_prefix_load_it_once(

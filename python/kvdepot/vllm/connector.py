@@ -83,6 +83,7 @@ class KvdepotConnector(OffloadingConnector):
         else:
             self._fingerprints = vllm_beside.Fingerprints(vllm_config, self._settings.weights)
             self._logged: set[str] = set()
+            self._reset_requests: set[str] = set()
             self._name: Callable[[], None] | None = None
             self._geometries: dict[int, RankGeometry] = {}
             if self.scheduler.config.blocks_per_chunk > 1:
@@ -169,7 +170,12 @@ class KvdepotConnector(OffloadingConnector):
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """As vLLM does; and from now on resets of its prefix cache are noticed."""
         super().bind_kv_cache_manager(kv_cache_manager)
-        notice_resets(kv_cache_manager, self._memory_weights.emptied)
+        notice_resets(kv_cache_manager, self._notice_reset)
+
+    def _notice_reset(self) -> None:
+        self._memory_weights.emptied()
+        # vLLM fails on a load for a request that a reset has let go of in the same step.
+        self._reset_requests = set(self.scheduler._req_status)
 
     def _name_blocks(self, described: Collection[RankGeometry]) -> None:
         geometries = sorted(described, key=lambda geometry: geometry.rank)
@@ -268,12 +274,15 @@ class KvdepotConnector(OffloadingConnector):
         meta = super().build_connector_meta(scheduler_output)
         self._memory_weights.step(scheduler_output.total_num_scheduled_tokens)
         self.manager.forget_ends(self.scheduler._req_status)
+        self._reset_requests = set()
         return meta
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """As vLLM does, once: it asks again in each step for a request that waits."""
+        if request.request_id in self._reset_requests:
+            return None, False
         self._memory_weights.refresh()
         start = time.perf_counter()
         try:

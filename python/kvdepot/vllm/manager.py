@@ -195,8 +195,9 @@ class KvdepotManager(OffloadingManager):
         if len(self._groups) > 1 and request not in self._others_asked:
             self._others_asked.add(request)
             self._questions.ask_others(self._groups, prompt, key)
-        missing = row.told_missing(at, group.window)
-        if ident in self._storing and self._may_wait(request):
+        storing = self._storing if self._may_wait(request) else {}
+        missing = row.told_missing(at, group.window, storing)
+        if ident in storing:
             return LookupResult.HIT_PENDING
         # Blocks of a prompt that another engine has computed may still be on the way.
         params = req_context.kv_transfer_params
@@ -205,12 +206,10 @@ class KvdepotManager(OffloadingManager):
             row.forget_answer()
             prompt.rest = row.keys_behind(at, group.window)
             return LookupResult.RETRY
-        names = row.names[missing.start : missing.stop]
+        prompt.rest = iter(row.keys[missing.start : at][::-1])
         if not row.covers(at):
             # Nobody has answered, and for the blocks behind this one nobody would.
             prompt.rest = row.keys_behind(at, group.window)
-        elif self._storing.keys().isdisjoint(zip(itertools.repeat(number), names, strict=False)):
-            prompt.rest = iter(row.keys[missing.start : at][::-1])
         return MISS
 
     @on_path
@@ -274,7 +273,7 @@ class KvdepotManager(OffloadingManager):
 
     def end_answer(self, request: str) -> None:
         """The request is admitted: its answer was used."""
-        self._prompts.end_answer(request)
+        self._prompts.forget(request)
 
     def forget_answers(self) -> None:
         """Drop everything that is kept for requests that wait: vLLM looks them up again."""
@@ -403,8 +402,9 @@ class KvdepotManager(OffloadingManager):
                 namespace = load.groups[load.idents[index][0]].namespace
                 if namespace.discard([load.pins[index]]) is None:
                     there.add(self._near)
-            if there:
+            if there or report.corrupt:
                 self.forget_answers()
+            if there:
                 # Looked up again at once, they would fail in the same way without end.
                 pause = RETRY_SECONDS if there & set(INDEXED) else HOST_RETRY_SECONDS
                 self._lookups_after = time.monotonic() + pause

@@ -67,6 +67,8 @@ class Prompt:
 
     def count_new(self) -> Counter[str]:
         """Bytes by tier of the pins that `sizes` does not have yet."""
+        if len(self.held) == self._counted:
+            return Counter()
         new = itertools.islice(self.held.values(), self._counted, None)
         sizes: Counter[str] = Counter()
         for (tier, length), blocks in Counter(map(_PLACE, new)).items():
@@ -164,14 +166,9 @@ class Prompts:
             answer = prompt.answer
             if answer is None or answer.loading is not loading or request == but:
                 continue
-            if not prompt.held.keys().isdisjoint(keys):
+            # Without pins, nobody knows what it shares.
+            if (loading and not prompt.held) or not prompt.held.keys().isdisjoint(keys):
                 prompt.end_answer()
-
-    def end_answer(self, request: str) -> None:
-        """The answer was used; pins that no load took over end with the step."""
-        prompt = self._by_request.get(request)
-        if prompt is not None:
-            prompt.end_answer()
 
     # ---- steps -------------------------------------------------------------------------------
 
@@ -188,8 +185,9 @@ class Prompts:
                     kept += sizes
                     continue
                 if prompt.answer.loading or prompt.answer.matched[0] is not None:
-                    prompt.end_answer()
                     prompt.rows.forget_answers()
+                if prompt.answer.matched[0] is not None:
+                    prompt.end_answer()
             kept -= prompt.sizes
             self._unpin(prompt.release())
             # What tiers were asked is not asked again while the request waits for it.
@@ -198,7 +196,7 @@ class Prompts:
                 self._drop(request)
 
     def forget(self, request: str) -> None:
-        """The request is over."""
+        """The request is admitted, or over."""
         if request in self._by_request:
             self._drop(request)
 

@@ -7,13 +7,14 @@ the last one back. Here one question covers many blocks, and each block is in on
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from operator import itemgetter
 
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext, get_offload_group_idx
 
 import kvdepot
 from kvdepot.vllm import beside as vllm_beside
+from kvdepot.vllm.jobs import Ident
 
 GROUP_OF_KEY = itemgetter(slice(-4, None))
 """The bytes of vLLM's key that name its KV group."""
@@ -108,12 +109,14 @@ class Row:
         indexes = range(at + 1, len(self.keys)) if window is None else range(at - 1, -1, -1)
         return map(self.keys.__getitem__, indexes)
 
-    def told_missing(self, at: int, window: int | None) -> range:
+    def told_missing(self, at: int, window: int | None, storing: Container[Ident]) -> range:
         """The block is not stored; the blocks of which vLLM is told that with this one: behind it
-        in a row with a `window`, up to the next that is stored."""
+        in a row with a `window`, up to the next that is stored, or is being stored."""
         start = at
         if window is not None and self.task is None and self.covers(at):
             while start > self.first and not self.stored[start - 1 - self.first]:
+                if (self.group, self.names[start - 1]) in storing:
+                    break
                 start -= 1
         self.missing.update(self.names[start : at + 1])
         return range(start, at + 1)

@@ -33,6 +33,7 @@ class KvdepotTieringConnector(OffloadingConnector):
 
     # Whether vLLM's prefix cache has been emptied, and nothing computed since.
     _is_empty = True
+    _reset_requests: frozenset[str] = frozenset()
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         """Raises `kvdepot.ConfigError` for what cannot work, before anything is served."""
@@ -93,12 +94,16 @@ class KvdepotTieringConnector(OffloadingConnector):
     def _notice_reset(self) -> None:
         # vLLM's CPU tier is reset with its connector alone.
         self._is_empty = True
+        # vLLM fails on a load for a request that a reset has let go of in the same step.
+        self._reset_requests = frozenset(self.scheduler._req_status)
         self._memory_weights.suspect("a reset of the prefix cache", doubted=False)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """As vLLM does, under the names of the weights that the workers hold."""
+        if request.request_id in self._reset_requests:
+            return None, False
         self._memory_weights.refresh()
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
@@ -116,6 +121,7 @@ class KvdepotTieringConnector(OffloadingConnector):
         tokens = scheduler_output.total_num_scheduled_tokens
         self._memory_weights.step(tokens)
         self._is_empty = self._is_empty and not tokens
+        self._reset_requests = frozenset()
         return meta
 
     def _rename(self) -> None:

@@ -56,8 +56,8 @@ impl Common {
         // As many as may be asked at a time: the others would wait within their time-out.
         let looks = stream::iter(looks.collect::<Vec<_>>()).buffered(self.bucket.at_once());
         let seen: Vec<_> = looks.collect().await;
-        // For space that a collection frees, and for memory: half of what is left, so that the block
-        // can be written as well.
+        // For space that a collection frees, and for memory: half of what is left, so that the
+        // block can be written as well.
         let now = Instant::now();
         let until = now + deadline.saturating_duration_since(now) / 2;
         let mut made: Vec<Result<Reserved, Refused>> = Vec::with_capacity(blocks.len());
