@@ -186,6 +186,8 @@ impl Lane {
         if !is_inline {
             conn.arrived.notify_one();
         }
+        // Before it is sent: whoever has its answer may look at the count.
+        self.core.count_sent();
         let result = frame.send(conn);
         let mut state = self.state.lock();
         if let Some(flying) = state.flying.iter_mut().rfind(|one| one.number == number) {
@@ -195,7 +197,6 @@ impl Lane {
         if !is_inline {
             conn.arrived.notify_one();
         }
-        self.core.count_sent();
         if result.is_err() {
             self.end(conn);
         }
