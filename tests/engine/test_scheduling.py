@@ -185,7 +185,7 @@ def test_after_other_weights_and_a_reset_nothing_stale_is_served(
     engine.ask(asked)
     stored = len(engines.blocks())
     for weights in (1, 2):
-        engine.weights = weights
+        engine.reload(weights)
         engine.reset(external=True)
         assert engine.ask(asked) == [0]
         engine.reset(external=False)
@@ -199,7 +199,7 @@ def test_the_next_engine_serves_what_was_stored_before_a_reset(engines: Engines)
     engine = engines.start(KINDS["both"])
     asked = prompt(9, 150)
     engine.ask(asked)
-    engine.weights = 1
+    engine.reload(1)
     engine.reset(external=True)
     engine.ask(asked)
     # It has the weights of the files again.
