@@ -85,7 +85,7 @@ class Executor(UniProcExecutor):
         self.vllm_config = config
         self.sleeping_tags = set()
         self.model = torch.nn.ParameterDict({"weights": torch.zeros(1000)})
-        worker = SimpleNamespace(
+        worker: Any = SimpleNamespace(
             get_model=lambda: self.model,
             get_kv_connector_handshake_metadata=lambda: None,
             reload_weights=self.set_weights,
@@ -96,7 +96,7 @@ class Executor(UniProcExecutor):
             wake_up=lambda tags: None,
         )
         worker.worker = worker
-        self.driver_worker = worker  # type: ignore[assignment]
+        self.driver_worker = worker
 
     def set_weights(self, number: int) -> None:
         with torch.no_grad():

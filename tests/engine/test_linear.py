@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import sys
@@ -144,9 +145,30 @@ def test_stores_of_twice_as_many_blocks_cost_twice_as_many_steps(
         for size in SIZES:
             request = engine.request(keys_of(blocks[:size]))
             engine.look(request)
-            offer = lambda request=request: engine.offer(request)  # noqa: E731
+            offer = functools.partial(engine.offer, request)
             counted[size] = steps(offer, engine.keys_handed)
             engine.finish(request)
+        assert_linear(counted)
+    finally:
+        engine.close()
+
+
+def test_a_window_with_a_block_that_is_being_stored_is_looked_up_in_linear_work(
+    tmp_path: Path,
+) -> None:
+    engine = Lookups(tmp_path, "window", capacity="1GiB")
+    counted: dict[int, int] = {}
+    try:
+        for size in [each for each in SIZES if each <= KEYS_COUNTED]:
+            blocks = hashes(f"prompt {size}", size)
+            # Another request stores the first block, and has not ended.
+            storing = engine.request(blocks[:1])
+            engine.offer(storing)
+            request = engine.request(keys_of(blocks))
+            look = functools.partial(engine.look, request)
+            counted[size] = steps(look, engine.keys_handed)
+            engine.finish(request)
+            engine.finish(storing)
         assert_linear(counted)
     finally:
         engine.close()

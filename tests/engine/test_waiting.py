@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,16 @@ def start(tmp_path: Path) -> Iterator[Start]:
         engine.close()
 
 
+def waiting(engine: Lookups) -> Any:
+    """A request that waits with a hit of 50 blocks."""
+    prompt = hashes("prompt", 50)
+    engine.put(prompt)
+    request = engine.request(prompt)
+    assert engine.look(request) == 50 * BLOCK
+    engine.end_step()
+    return request
+
+
 def asks(engine: Lookups, request: Any, computed_tokens: int = 0) -> tuple[int | None, int]:
     """vLLM's result in the next step, and how often the depot was asked for it."""
     engine.end_step()
@@ -67,7 +78,7 @@ def test_a_further_step_costs_the_same_for_any_prompt_while_others_store(
             engine.end_step()
             engine.store(hashes(f"other {size} {step}", 5))
             engine.remove(hashes(f"other {size} {step}", 5))
-            look = lambda request=request: engine.look(request)  # noqa: E731
+            look = functools.partial(engine.look, request)
             cost.setdefault(size, set()).add(steps(look, engine.keys_handed))
         assert engine.look(request) == size * BLOCK
         engine.finish(request)
@@ -139,20 +150,31 @@ def test_a_block_that_does_not_verify_ends_it(start: Start) -> None:
     assert matched == 10 * BLOCK
     (job,) = engine.admit(other, matched)
     engine.end_step()
+    # It waits for that load, and its own pins are from before.
+    assert engine.look(request) is None
+    engine.end_step()
     engine.loaded(job, WorkerReport(corrupt=[3]))
     assert engine.look(request) == 3 * BLOCK, "the blocks before it"
     engine.end_step()
     assert engine.pinned() == 3
 
 
+def test_requests_that_wait_for_one_load_do_not_use_up_what_may_be_pinned(start: Start) -> None:
+    engine = start(capacity="4MiB")
+    shared = hashes("shared", engine.capacity_blocks() // 8)
+    engine.put(shared)
+    first, *others = (engine.request(shared) for _ in range(9))
+    (job,) = engine.admit(first, engine.wait(first))
+    assert [engine.look(each) for each in others] == [None] * 8
+    assert [asks(engine, each) for each in others] == [(None, 0)] * 8
+    engine.loaded(job)
+    assert [engine.look(each) for each in others] == [len(shared) * BLOCK] * 8
+
+
 @pytest.mark.parametrize("on_reset", ["epoch", "clear", "verify"])
 def test_a_reset_ends_it(start: Start, on_reset: str) -> None:
     engine = start(on_reset=on_reset)
-    prompt = hashes("prompt", 50)
-    engine.put(prompt)
-    request = engine.request(prompt)
-    assert engine.look(request) == 50 * BLOCK
-    engine.end_step()
+    request = waiting(engine)
     assert engine.connector.reset_cache()
     assert engine.pinned() == 0
     assert engine.look(request) == (50 * BLOCK if on_reset == "verify" else 0)
@@ -160,11 +182,7 @@ def test_a_reset_ends_it(start: Start, on_reset: str) -> None:
 
 def test_other_weights_end_it(start: Start) -> None:
     engine = start()
-    prompt = hashes("prompt", 50)
-    engine.put(prompt)
-    request = engine.request(prompt)
-    assert engine.look(request) == 50 * BLOCK
-    engine.end_step()
+    request = waiting(engine)
     engine.engine.reload(1)
     assert engine.look(request) == 0
     engine.end_step()
@@ -175,11 +193,7 @@ def test_other_weights_end_it(start: Start) -> None:
 
 def test_blocks_with_other_names_end_it(start: Start) -> None:
     engine = start()
-    prompt = hashes("prompt", 50)
-    engine.put(prompt)
-    request = engine.request(prompt)
-    assert engine.look(request) == 50 * BLOCK
-    engine.end_step()
+    request = waiting(engine)
     engine.manager.set_groups({})
     assert engine.pinned() == 0
     assert engine.look(request) == 0
@@ -208,11 +222,7 @@ def test_an_admission_uses_it_and_the_end_of_a_request_too(start: Start) -> None
 def test_less_than_what_was_found_is_admitted(start: Start) -> None:
     """Another connector has the rest, or all."""
     engine = start()
-    prompt = hashes("prompt", 50)
-    engine.put(prompt)
-    request = engine.request(prompt)
-    assert engine.look(request) == 50 * BLOCK
-    engine.end_step()
+    request = waiting(engine)
     assert engine.admit(request, 0) == []
     engine.end_step()
     assert engine.pinned() == 0

@@ -79,7 +79,8 @@ def names(tenant: str | None, weights: str | None) -> dict[str, Any]:
 
 
 def warn_of_names(logger: logging.Logger, weights: str) -> None:
-    """Log what nobody has named; `weights` is a part of the sentence, or empty."""
+    """Logs what no setting has named; `weights` is "the weights, " if that includes the weights,
+    else empty."""
     logger.warning(
         "weights: not given, and LMCache's keys leave out %sRoPE settings, quantization and "
         "adapters: blocks of a model with other ones are served under the same name; give a text "

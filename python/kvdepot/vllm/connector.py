@@ -41,10 +41,9 @@ from kvdepot.vllm import roles
 from kvdepot.vllm import settings as vllm_settings
 from kvdepot.vllm.jobs import Group, Groups
 from kvdepot.vllm.manager import KvdepotManager
-from kvdepot.vllm.memory_weights import MemoryWeights, begun_requests, notice_resets
 from kvdepot.vllm.messages import KvdepotWorkerMetadata, RankGeometry
-from kvdepot.vllm.pauses import notice_pauses
 from kvdepot.vllm.spec import KvdepotSpec
+from kvdepot.vllm.watching import WatchingConnector
 from kvdepot.vllm.weights import Weights
 from kvdepot.vllm.worker import KvdepotConnectorWorker
 
@@ -53,7 +52,7 @@ __all__ = ["KvdepotConnector", "KvdepotSpec"]
 logger = init_logger("vllm.kvdepot")
 
 
-class KvdepotConnector(OffloadingConnector):
+class KvdepotConnector(WatchingConnector):
     """vLLM's KV connector over a depot."""
 
     connector_worker: Any
@@ -69,11 +68,7 @@ class KvdepotConnector(OffloadingConnector):
             # Once, while a start can still be refused: at a reset the files may be others, but the
             # weights in memory are not.
             self._weights = Weights(vllm_config, self._settings.weights)
-            self._memory_weights = MemoryWeights(
-                vllm_config,
-                self._rename,
-                own_cache=vllm_config.cache_config.enable_prefix_caching,
-            )
+            self.watch(vllm_config, own_cache=vllm_config.cache_config.enable_prefix_caching)
         super().__init__(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.WORKER:
             self._half = KvdepotConnectorWorker(
@@ -83,13 +78,11 @@ class KvdepotConnector(OffloadingConnector):
         else:
             self._fingerprints = vllm_beside.Fingerprints(vllm_config, self._settings.weights)
             self._logged: set[str] = set()
-            self._reset_requests: set[str] = set()
             self._name: Callable[[], None] | None = None
             self._geometries: dict[int, RankGeometry] = {}
             if self.scheduler.config.blocks_per_chunk > 1:
                 self.manager.set_whole(self._is_whole)
             self.manager.stored = self._memory_weights.stored
-            notice_pauses()
             self.manager.role = roles.of(vllm_config.kv_transfer_config)
             _say_policy(vllm_config)
             if vllm_config.cache_config.enable_prefix_caching:
@@ -167,16 +160,6 @@ class KvdepotConnector(OffloadingConnector):
             # Beside another connector the handshake would be that one's.
             self.manager.alone = True
 
-    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
-        """As vLLM does; and from now on resets of its prefix cache are noticed."""
-        super().bind_kv_cache_manager(kv_cache_manager)
-        notice_resets(kv_cache_manager, self._notice_reset)
-
-    def _notice_reset(self) -> None:
-        self._memory_weights.emptied()
-        # vLLM fails on a load for a request that a reset has let go of in the same step.
-        self._reset_requests = set(self.scheduler._req_status)
-
     def _name_blocks(self, described: Collection[RankGeometry]) -> None:
         geometries = sorted(described, key=lambda geometry: geometry.rank)
         world = self._vllm_config.parallel_config.world_size
@@ -213,15 +196,14 @@ class KvdepotConnector(OffloadingConnector):
             self._weights.then = name
 
     def _rename(self) -> None:
-        """The weights in memory have changed, or vLLM's caches hold KV of other ones no more."""
         manager = self.manager
         manager.withheld = self._memory_weights.withheld
         # What requests and jobs have from before is not stored under another name.
         manager.drop_stores()
         self._stop_storing()
-        # Whatever comes of the new name, the one before is gone.
-        manager.set_groups({})
         if self._name is not None:
+            # The old namespace ends even if the new one cannot be opened.
+            manager.set_groups({})
             manager.faults.attempt("namespace", None, self._name)
 
     def _groups(self, shared: dict[str, Any], geometries: list[RankGeometry]) -> Groups:
@@ -270,32 +252,26 @@ class KvdepotConnector(OffloadingConnector):
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         """As vLLM does, in each step; blocks get their names as soon as the weights are known."""
         self.manager.faults.attempt("namespace", None, self._weights.poll)
-        self._memory_weights.refresh()
         meta = super().build_connector_meta(scheduler_output)
-        self._memory_weights.step(scheduler_output.total_num_scheduled_tokens)
         self.manager.forget_ends(self.scheduler._req_status)
-        self._reset_requests = set()
         return meta
 
-    def get_num_new_matched_tokens(
-        self, request: Any, num_computed_tokens: int
-    ) -> tuple[int | None, bool]:
-        """As vLLM does, once: it asks again in each step for a request that waits."""
-        if request.request_id in self._reset_requests:
-            return None, False
-        self._memory_weights.refresh()
+    def _matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         start = time.perf_counter()
         try:
-            return self._matched_tokens(request, num_computed_tokens)
+            return self._kept_or_matched_tokens(request, num_computed_tokens)
         finally:
             self.manager.collector.path("scheduler", time.perf_counter() - start)
 
-    def _matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+    def _kept_or_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """vLLM asks again in each step for a request that waits; kvdepot looks it up once."""
         name, question = request.request_id, (num_computed_tokens, request.num_tokens)
         known = self.manager.answer(name, question)
         if known is not None:
             return known
-        matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        matched = super()._matched_tokens(request, num_computed_tokens)
         # While the request still has jobs vLLM looks nothing up, and groups that are not offloaded
         # bound the answer by what vLLM's own cache has of them.
         if not self.scheduler._req_status[name].transfer_jobs and not self._bounding_group_ids:
@@ -305,8 +281,6 @@ class KvdepotConnector(OffloadingConnector):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """As vLLM does, and one line a request: what was where."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
-        if num_external_tokens:
-            self._memory_weights.fill()
         self.manager.end_answer(request.request_id)
         if request.request_id not in self._logged:
             self._logged.add(request.request_id)
@@ -329,7 +303,7 @@ class KvdepotConnector(OffloadingConnector):
 
     def _stop_storing(self) -> None:
         """Store nothing more of requests that have begun."""
-        for request in begun_requests(self.scheduler):
+        for request in self._begun_requests():
             self.manager.stop_storing(request)
 
     def update_connector_output(self, connector_output: Any) -> None:

@@ -162,7 +162,7 @@ class KvdepotManager(OffloadingManager):
     # ---- reading ---------------------------------------------------------------------------
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """HIT for a block that stays pinned until it is loaded, or until nobody waits for it."""
+        """HIT for a block that stays pinned until it is loaded or its request stops waiting."""
         prompt = self._prompts.get(req_context.req_id)
         if prompt is not None:
             if key in prompt.held:
@@ -208,7 +208,7 @@ class KvdepotManager(OffloadingManager):
             return LookupResult.RETRY
         prompt.rest = iter(row.keys[missing.start : at][::-1])
         if not row.covers(at):
-            # Nobody has answered, and for the blocks behind this one nobody would.
+            # Without an answer for this block there is none for those that vLLM asks for next.
             prompt.rest = row.keys_behind(at, group.window)
         return MISS
 

@@ -5,7 +5,7 @@ bytes summed before the next block is looked up or stored. Other weights mean ot
 weights that come back get their namespaces back. vLLM's own cache keeps the KV of the weights
 before until it is reset: up to then nothing is looked up or stored.
 
-Between such changes samples of every tensor are compared, for changes by ways that nobody watches.
+Between such changes, samples of every tensor are compared, to find changes made in other ways.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MemoryWeights:
         self, vllm_config: Any, changed: Callable[[], None], *, own_cache: bool = True
     ) -> None:
         """`changed` is called when `name` or `withheld` have changed. Without an `own_cache` vLLM
-        computes each request anew."""
+        keeps no KV after a request."""
         self.name: str | None = ""
         """Identifies weights that differ from those that were loaded at the start, for which it is
         empty; None while they are not known."""
@@ -60,7 +60,7 @@ class MemoryWeights:
         self._told = False
         # Whether weights that cannot be read may have changed too: not if only a cache was emptied.
         self._doubted = False
-        # Whether the sums cover all weights: vLLM keeps some where nobody can read them.
+        # Whether the sums cover all weights: vLLM packs some into memory that cannot be read.
         self._complete = not vllm_config.parallel_config.enable_eplb
         self._asleep = False
         # Under which name vLLM's caches were filled; the empty set since they were emptied.
@@ -204,13 +204,17 @@ class MemoryWeights:
             self._stored += self._stored_since
             self._stored_since = []
             self._sample = self._ask_sample(self._executor)
+            if self._sample is None:
+                # Without samples nothing is withdrawn, and nothing has to be remembered.
+                self._stored = []
 
     def _ask_sample(self, executor: Executor) -> Future[list[bool]] | None:
+        sample: Future[list[bool]] | None = None
         try:
-            return worker_calls.call(executor, _is_as_sampled, non_block=True)  # type: ignore[no-any-return]
+            sample = worker_calls.call(executor, _is_as_sampled, non_block=True)
         except Exception:
             logger.exception("kvdepot: the weights in memory cannot be sampled")
-            return None
+        return sample
 
     def _same(self, sample: Future[list[bool]] | None) -> bool:
         """Whether the weights are as they were; also if they could not be sampled."""
@@ -229,7 +233,7 @@ class MemoryWeights:
         self.refresh()
 
     def _alarm(self) -> None:
-        """The weights have changed in a way that nobody watches."""
+        """The weights have changed without a call that may change them."""
         self._withdraw()
         # Whatever they are now, vLLM's caches may have KV of both.
         self._held |= {self.name, None}
@@ -285,12 +289,6 @@ def notice_resets(kv_cache_manager: Any, emptied: Callable[[], None]) -> None:
         return done
 
     kv_cache_manager.reset_prefix_cache = noticed
-
-
-def begun_requests(scheduler: Any) -> list[str]:
-    """Those of which something is computed: what they have may be of other weights."""
-    states = scheduler._req_status.items()
-    return [name for name, state in states if state.req.num_computed_tokens > 0]
 
 
 def _unreadable(vllm_config: Any) -> str | None:

@@ -166,7 +166,7 @@ class Prompts:
             answer = prompt.answer
             if answer is None or answer.loading is not loading or request == but:
                 continue
-            # Without pins, nobody knows what it shares.
+            # Without pins, the blocks that it shares with the load are unknown.
             if (loading and not prompt.held) or not prompt.held.keys().isdisjoint(keys):
                 prompt.end_answer()
 

@@ -277,7 +277,10 @@ class KvdepotTier(SecondaryTierManager):
     def _result(self, job: _Job) -> JobResult:
         metadata = job.metadata
         for namespace, keys in job.names:
-            (namespace.remove(keys) if job.withdrawn else self.stored(namespace, keys))
+            if job.withdrawn:
+                namespace.remove(keys)
+            else:
+                self.stored(namespace, keys)
         failed: dict[OffloadKey, str] = {}
         for key, reason in job.reasons():
             # A store whose row is free may still be on its way to the last tier.

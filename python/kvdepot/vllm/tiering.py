@@ -12,28 +12,23 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
-    OffloadingConnector,
-)
 
 import kvdepot
 from kvdepot.engine.weights import FULL, SAMPLED
 from kvdepot.vllm import beside as vllm_beside
 from kvdepot.vllm import namespace as vllm_namespace
-from kvdepot.vllm.memory_weights import MemoryWeights, begun_requests, notice_resets
-from kvdepot.vllm.pauses import notice_pauses
 from kvdepot.vllm.tier import KvdepotTier
+from kvdepot.vllm.watching import WatchingConnector
 
 # vLLM's spec whose manager has secondary tiers.
 TIERING_SPEC = "TieringOffloadingSpec"
 
 
-class KvdepotTieringConnector(OffloadingConnector):
+class KvdepotTieringConnector(WatchingConnector):
     """OffloadingConnector with vLLM's CPU tier, and kvdepot's among those behind it."""
 
     # Whether vLLM's prefix cache has been emptied, and nothing computed since.
     _is_empty = True
-    _reset_requests: frozenset[str] = frozenset()
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         """Raises `kvdepot.ConfigError` for what cannot work, before anything is served."""
@@ -46,18 +41,13 @@ class KvdepotTieringConnector(OffloadingConnector):
             settings = {str(entry.get("weights") or SAMPLED) for entry in entries}
             strictest = FULL if FULL in settings else SAMPLED
             self._fingerprints = vllm_beside.Fingerprints(vllm_config, strictest)
-            self._memory_weights = MemoryWeights(
-                vllm_config,
-                self._rename,
-                # vLLM's CPU tier is one, whatever its prefix cache is.
-                own_cache=True,
-            )
+            # vLLM's CPU tier caches KV, also without a prefix cache.
+            self.watch(vllm_config, own_cache=True)
         super().__init__(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             for tier in self._tiers():
                 tier.verifies = True
                 tier.stored = self._memory_weights.stored
-            notice_pauses()
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,48 +76,24 @@ class KvdepotTieringConnector(OffloadingConnector):
             self._memory_weights.emptied()
         return done
 
-    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
-        """As vLLM does; and from now on resets of its prefix cache are noticed."""
-        super().bind_kv_cache_manager(kv_cache_manager)
-        notice_resets(kv_cache_manager, self._notice_reset)
-
-    def _notice_reset(self) -> None:
-        # vLLM's CPU tier is reset with its connector alone.
-        self._is_empty = True
-        # vLLM fails on a load for a request that a reset has let go of in the same step.
-        self._reset_requests = frozenset(self.scheduler._req_status)
-        self._memory_weights.suspect("a reset of the prefix cache", doubted=False)
-
-    def get_num_new_matched_tokens(
-        self, request: Any, num_computed_tokens: int
-    ) -> tuple[int | None, bool]:
-        """As vLLM does, under the names of the weights that the workers hold."""
-        if request.request_id in self._reset_requests:
-            return None, False
-        self._memory_weights.refresh()
-        return super().get_num_new_matched_tokens(request, num_computed_tokens)
-
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """As vLLM does; what is loaded is in its prefix cache, too."""
+        """As vLLM does."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
-        if num_external_tokens:
-            self._memory_weights.fill()
-            self._is_empty = False
+        self._is_empty = self._is_empty and not num_external_tokens
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         """As vLLM does, in each step."""
-        self._memory_weights.refresh()
         meta = super().build_connector_meta(scheduler_output)
-        tokens = scheduler_output.total_num_scheduled_tokens
-        self._memory_weights.step(tokens)
-        self._is_empty = self._is_empty and not tokens
-        self._reset_requests = frozenset()
+        self._is_empty = self._is_empty and not scheduler_output.total_num_scheduled_tokens
         return meta
 
+    def _notice_empty_prefix_cache(self) -> None:
+        # vLLM's CPU tier is reset only together with its connector.
+        self._is_empty = True
+        self._memory_weights.suspect("a reset of the prefix cache", doubted=False)
+
     def _rename(self) -> None:
-        """The weights in memory have changed, or vLLM's caches hold KV of other ones no more."""
-        weights = self._memory_weights
-        begun = begun_requests(self.scheduler)
+        weights, begun = self._memory_weights, self._begun_requests()
         for tier in self._tiers():
             tier.set_memory(weights.name, begun, withheld=weights.withheld)
 

@@ -71,7 +71,8 @@ def counts(method: Any) -> bool:
 
 
 def call(executor: Executor, method: Callable[[Any], Any], **options: Any) -> Any:
-    """What each worker returns for `method`, which changes no weights: nobody is told."""
+    """Returns each worker's result of `method`, which must not change weights, without telling
+    listeners."""
     function: Any = executor.collective_rpc
     return function.__wrapped__(executor, method, **options)
 
@@ -79,7 +80,6 @@ def call(executor: Executor, method: Callable[[Any], Any], **options: Any) -> An
 def _noticed(collective_rpc: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(collective_rpc)
     def noticed(self: Executor, method: Any, *args: Any, **kwargs: Any) -> Any:
-        # No copy and no loop in most calls: each of the engine's steps is one.
         listeners = _listeners.get(self.vllm_config.instance_id)
         if not listeners:
             return collective_rpc(self, method, *args, **kwargs)

@@ -186,7 +186,7 @@ impl Lane {
         if !is_inline {
             conn.arrived.notify_one();
         }
-        // Before it is sent: whoever has its answer may look at the count.
+        // Before it is sent: a caller that has received the answer may read the count.
         self.core.count_sent();
         let result = frame.send(conn);
         let mut state = self.state.lock();

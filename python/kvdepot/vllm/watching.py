@@ -1,0 +1,74 @@
+"""What both of kvdepot's connectors notice of their engine: weights that change in memory, resets
+of vLLM's prefix cache, pauses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
+    OffloadingConnector,
+)
+
+from kvdepot.vllm.memory_weights import MemoryWeights, notice_resets
+from kvdepot.vllm.pauses import notice_pauses
+
+
+class WatchingConnector(OffloadingConnector):
+    """vLLM's connector, which checks the weights in memory before each lookup and store."""
+
+    # Requests that were known at a reset of vLLM's prefix cache in this step.
+    _reset_requests: frozenset[str] = frozenset()
+
+    def watch(self, vllm_config: Any, *, own_cache: bool) -> None:
+        """Starts to watch, in the scheduler's process. `own_cache` is whether vLLM caches KV."""
+        self._memory_weights = MemoryWeights(vllm_config, self._rename, own_cache=own_cache)
+        notice_pauses()
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """As vLLM does, and starts to notice resets of its prefix cache."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        notice_resets(kv_cache_manager, self._notice_reset)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """As vLLM does, in the namespace of the weights that the workers hold."""
+        # vLLM's scheduler fails if a request is preempted by a reset and loaded in the same step.
+        if request.request_id in self._reset_requests:
+            return None, False
+        self._memory_weights.refresh()
+        return self._matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """As vLLM does; loaded blocks are in its prefix cache, too."""
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if num_external_tokens:
+            self._memory_weights.fill()
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        """As vLLM does, in each step."""
+        self._memory_weights.refresh()
+        meta = super().build_connector_meta(scheduler_output)
+        self._memory_weights.step(scheduler_output.total_num_scheduled_tokens)
+        self._reset_requests = frozenset()
+        return meta
+
+    def _notice_reset(self) -> None:
+        self._reset_requests = frozenset(self.scheduler._req_status)
+        self._notice_empty_prefix_cache()
+
+    def _notice_empty_prefix_cache(self) -> None:
+        self._memory_weights.emptied()
+
+    def _matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def _rename(self) -> None:
+        """Use another namespace, or none: the weights in memory have changed, or vLLM's caches no
+        longer hold KV of other weights."""
+        raise NotImplementedError
+
+    def _begun_requests(self) -> list[str]:
+        """Requests with computed tokens: other weights may have computed them."""
+        states = self.scheduler._req_status.items()
+        return [name for name, state in states if state.req.num_computed_tokens > 0]
