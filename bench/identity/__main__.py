@@ -20,7 +20,7 @@ from typing import Any
 import program
 
 from identity.cases import CHANGES, FEATURES, HARMLESS, Case
-from identity.engines import Answer, Engine, Engines
+from identity.engines import Engine, Engines
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,9 @@ def kvdepot(arena: Path, settings: dict[str, Any]) -> dict[str, Any]:
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
             "pipeline": "Dax",
-            "dax": {"path": str(arena), "capacity": "64MiB"},
+            "dax": {"path": str(arena), "capacity": "1GiB"},
+            # What is served is counted, and the control is to be served what is stale.
+            "probe_every": 0,
             **settings,
         },
     }
@@ -67,24 +69,29 @@ def run(
 ) -> Row:
     """One case; `given` is another connector's configuration, with {directory} in it."""
     harmless = not case.holes
-    stale, served, missed = _stale(engines, case, (), given)
+    found = served(engines, case, given=given)
     control = None
     if with_control and not harmless and given is None:
-        control = _stale(engines, case, case.holes, given)[0]
+        control = _stale(served(engines, case, case.holes))
     return Row(
         change=case.name,
         connector=given["kv_connector"] if given else "KvdepotConnector",
-        stale=stale,
-        needless_miss=missed if harmless else 0,
-        served=served,
+        stale=_stale(found),
+        needless_miss=sum(tokens == 0 for tokens, _ in found) if harmless else 0,
+        served=sum(tokens for tokens, _ in found),
         control=control,
     )
 
 
-def _stale(
-    engines: Engines, case: Case, holes: Sequence[Any], given: dict[str, Any] | None
-) -> tuple[int, int, int]:
-    """Tokens that were stale, tokens that were served, and prompts that were not."""
+def _stale(found: Sequence[tuple[int, bool]]) -> int:
+    return sum(tokens for tokens, differs in found if differs)
+
+
+def served(
+    engines: Engines, case: Case, holes: Sequence[Any] = (), given: dict[str, Any] | None = None
+) -> list[tuple[int, bool]]:
+    """For each prompt the tokens that the second engine was served, and whether it answers
+    otherwise than one without a connector."""
     with tempfile.TemporaryDirectory(prefix="identity") as at:
         here = Path(at)
         first, second = case.make(here)
@@ -97,10 +104,8 @@ def _stale(
         asked = (case.asked or case.prompts)(here)
         expected = engines.ask(_plain(second), asked)
         answers = engines.ask(replace(second, **with_connector), asked)
-    pairs: list[tuple[Answer, Answer]] = list(zip(answers, expected, strict=True))
-    served = [answer.cached for answer, _ in pairs]
-    stale = [answer.cached for answer, plain in pairs if answer.differs(plain)]
-    return sum(stale), sum(served), served.count(0)
+    pairs = zip(answers, expected, strict=True)
+    return [(answer.cached, answer.differs(plain)) for answer, plain in pairs]
 
 
 def _plain(engine: Engine) -> Engine:

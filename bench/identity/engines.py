@@ -8,6 +8,7 @@ engine answered as one line.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import subprocess
@@ -54,6 +55,9 @@ class Engine:
     """(file, source): files that are replaced while the model is loaded, after it was read."""
     calls: Sequence[tuple[str, dict[str, Any]]] = ()
     """Methods of the workers that are called before anything is asked, with their arguments."""
+    output_tokens: int = OUTPUT_TOKENS
+    together: bool = False
+    """Whether all prompts are asked at once."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,24 @@ class Answer:
         return any(abs(one - two) > TOLERANCE for one, two in pairs)
 
 
+@dataclass
+class Probed:
+    """What an engine's probes found."""
+
+    differences: list[float] = field(default_factory=list)
+    """The largest relative difference of each compared block."""
+    results: dict[str, int] = field(default_factory=dict)
+    """Blocks by what came of them."""
+
+
 class Engines:
     """The process that engines are forked off; it ends with the block."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="identity")
         self.log = Path(self._directory.name) / "log"
+        self.probed = Probed()
+        """Of the engine that was asked last."""
         environment = {
             "HF_HUB_OFFLINE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -119,6 +135,7 @@ class Engines:
         answer = json.loads(line)
         if "error" in answer:
             raise RuntimeError(answer["error"])
+        self.probed = Probed(**answer["probed"])
         return [Answer(**one) for one in answer["answers"]]
 
 
@@ -136,7 +153,9 @@ def main() -> None:
         if child == 0:
             os.close(reading)
             try:
-                found: dict[str, Any] = {"answers": _serve(engine, prompts)}
+                probed = Probed()
+                found: dict[str, Any] = {"answers": _serve(engine, prompts, probed)}
+                found["probed"] = asdict(probed)
             except BaseException as error:
                 traceback.print_exc()
                 found = {"error": f"{type(error).__name__}: {error}"}
@@ -151,7 +170,9 @@ def main() -> None:
         print(text or '{"error": "the engine died"}', file=answers, flush=True)
 
 
-def _serve(engine: dict[str, Any], prompts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _serve(
+    engine: dict[str, Any], prompts: list[dict[str, Any]], probed: Probed
+) -> list[dict[str, Any]]:
     from vllm import LLM, SamplingParams
 
     os.environ.update(engine["environment"])
@@ -169,17 +190,28 @@ def _serve(engine: dict[str, Any], prompts: list[dict[str, Any]]) -> list[dict[s
     }
     if engine["connector"]:
         chosen["kv_transfer_config"] = engine["connector"]
+        _note_probes(probed)
     llm = LLM(model=engine["model"], **(chosen | engine["options"]))
     sampling = SamplingParams(
-        temperature=0, max_tokens=OUTPUT_TOKENS, min_tokens=OUTPUT_TOKENS, logprobs=0
+        temperature=0,
+        max_tokens=engine["output_tokens"],
+        min_tokens=engine["output_tokens"],
+        logprobs=0,
     )
     for method, arguments in engine["calls"]:
         llm.collective_rpc(method, kwargs=arguments)
     answers = []
-    for prompt in prompts:
-        (output,) = llm.generate(
-            [_prompt(prompt)], sampling, lora_request=_adapter(prompt), use_tqdm=False
+    batches = [prompts] if engine["together"] else [[prompt] for prompt in prompts]
+    outputs = itertools.chain.from_iterable(
+        llm.generate(
+            [_prompt(prompt) for prompt in batch],
+            sampling,
+            lora_request=_adapter(batch[0]),
+            use_tqdm=False,
         )
+        for batch in batches
+    )
+    for output in outputs:
         (said,) = output.outputs
         answers.append(
             {
@@ -197,6 +229,23 @@ def _serve(engine: dict[str, Any], prompts: list[dict[str, Any]]) -> list[dict[s
             llm.generate([{"prompt_token_ids": [5 + number] * 3}], sampling, use_tqdm=False)
     llm.llm_engine.engine_core.shutdown()
     return answers
+
+
+def _note_probes(probed: Probed) -> None:
+    """Note what the connector's probes find."""
+    from kvdepot.vllm.metrics import Collector
+
+    count, differs = Collector.probed, Collector.differs
+
+    def counted(self: Any, result: str, blocks: int) -> None:
+        probed.results[result] = probed.results.get(result, 0) + blocks
+        count(self, result, blocks)
+
+    def noted(self: Any, difference: float) -> None:
+        probed.differences.append(difference)
+        differs(self, difference)
+
+    Collector.probed, Collector.differs = counted, noted
 
 
 def _hole(module: str, name: str, constant: Any) -> None:

@@ -32,7 +32,7 @@ def llama(directory: Path, *, seed: int = 0, **changes: Any) -> Path:
     """A Llama of two layers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return _save(directory, seed, lambda: LlamaForCausalLM(LlamaConfig(**SHAPE | changes)))
+    return save(directory, seed, lambda: LlamaForCausalLM(LlamaConfig(**SHAPE | changes)))
 
 
 def longrope(directory: Path) -> Path:
@@ -51,7 +51,7 @@ def longrope(directory: Path) -> Path:
         "rope_parameters": rope,
         "original_max_position_embeddings": TRAINED_AT,
     }
-    return _save(directory, 0, lambda: Phi3ForCausalLM(Phi3Config(**config)))
+    return save(directory, 0, lambda: Phi3ForCausalLM(Phi3Config(**config)))
 
 
 def qwen3_next(directory: Path) -> Path:
@@ -72,7 +72,7 @@ def qwen3_next(directory: Path) -> Path:
         "moe_intermediate_size": 64,
         "shared_expert_intermediate_size": 64,
     }
-    return _save(directory, 0, lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**config)))
+    return save(directory, 0, lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**config)))
 
 
 def images(directory: Path) -> Path:
@@ -109,7 +109,7 @@ def images(directory: Path) -> Path:
         "vision_end_token_id": VISION_END,
     }
     config = Qwen2VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
-    _save(directory, 0, lambda: Qwen2VLForConditionalGeneration(config))
+    save(directory, 0, lambda: Qwen2VLForConditionalGeneration(config))
     Qwen2VLImageProcessor().save_pretrained(directory)
     return directory
 
@@ -178,7 +178,8 @@ def with_row(directory: Path, of: Path, token: int) -> Path:
     return directory
 
 
-def _save(directory: Path, seed: int, make: Any) -> Path:
+def save(directory: Path, seed: int, make: Any) -> Path:
+    """Weights of this seed, and a tokenizer."""
     import torch
     from tokenizers import ByteLevelBPETokenizer
     from transformers import Qwen2TokenizerFast

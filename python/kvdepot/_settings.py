@@ -182,8 +182,8 @@ def _number(value: Any, least: float) -> Any:
     return value
 
 
-def _count(value: Any) -> int:
-    number = _number(int(value) if isinstance(value, str) else value, 1)
+def _count(value: Any, least: int = 1) -> int:
+    number = _number(int(value) if isinstance(value, str) else value, least)
     if not isinstance(number, int):
         raise TypeError
     return number
@@ -221,6 +221,7 @@ WORD = Kind("a text that is not empty", _word)
 # Environment variables have nothing but texts.
 FLAG = Kind("true or false", _flag)
 COUNT = Kind("a whole number from 1", _count)
+COUNT_OR_NONE = Kind("a whole number from 0", lambda value: _count(value, 0))
 SIZE = Kind("a size such as '64KiB' or a whole number of bytes from 1", _size)
 GIBS = Kind("a number of GiB above 0, such as 64 or 0.5", _gib)
 DURATION = Kind("a duration such as '500ms' or '2s'", _duration)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 from vllm_demo import measure
@@ -44,6 +47,23 @@ class Engine:
     def kill(self) -> None:
         """SIGKILL for all its processes at once."""
         self.server.stop(hard=True)
+
+
+@contextlib.contextmanager
+def logged(name: str, level: int = logging.WARNING) -> Iterator[list[str]]:
+    """The texts that a logger of vLLM's gets meanwhile: they are not handed on to pytest's."""
+    lines: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    handler, logger = Kept(level), logging.getLogger(name)
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
 
 
 def prompts(count: int, tokens: int, seed: int) -> list[list[int]]:

@@ -135,6 +135,8 @@ class Lookups:
         """`extra` are settings. Questions take `delay` steps, as over an asynchronous tier; with
         `far` blocks have to be fetched from there."""
         settings: dict[str, Any] = {"pipeline": "Cache", "cache": {"capacity": capacity}}
+        # A probe would look a request up again.
+        settings["probe_every"] = 0
         ours = OURS | {"kv_connector_extra_config": settings | {"lookup_wait": "10m"} | extra}
         self.engine = EngineDouble(directory, MODELS[model](), ours)
         self.connector: Any = self.engine.connector
@@ -248,7 +250,7 @@ class Lookups:
         spec = self.offer(request).store_spec
         checksums: list[bytes | None] = []
         mover = kvdepot.attach(spec.socket, with_owner=True)
-        for _, placements in spec.groups:
+        for _, placements, _ in spec.groups:
             memory = bytearray(BLOCK * ENGINE_BYTES * len(placements))
             job = mover.store(placements, spans(memory, len(placements)))
             assert job.wait(60)

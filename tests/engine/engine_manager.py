@@ -94,14 +94,14 @@ class World:
         )
 
     def write(self, placements: Placements, rank: int, fill: bytes = b"x") -> WorkerReport:
-        (_, blocks) = placements.groups[0]
+        blocks = placements.groups[0].placements
         memory = bytearray(fill * (PART * len(blocks)))
         job = self.mover.store(blocks, self.spans(memory, len(blocks)), part=rank)
         assert job.wait(60)
         return WorkerReport(checksums=job.checksums)
 
     def read(self, placements: Placements, rank: int) -> tuple[WorkerReport, bytes]:
-        (_, blocks) = placements.groups[0]
+        blocks = placements.groups[0].placements
         memory = bytearray(PART * len(blocks))
         job = self.mover.load(blocks, self.spans(memory, len(blocks)), part=rank)
         assert job.wait(60)

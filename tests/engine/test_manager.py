@@ -271,7 +271,7 @@ def test_a_block_with_gaps_is_not_stored_and_those_beside_it_are(world: World) -
 def test_a_block_that_vanished_is_reported_by_the_worker_not_by_an_error(world: World) -> None:
     a = key("a")
     spec = world.manager.prepare_load([a], context("r", a))
-    assert spec.groups == [(0, [None])]
+    assert [group.placements for group in spec.groups] == [[None]]
     reports = {rank: WorkerReport(undelivered=[0]) for rank in range(world.ranks)}
     world.manager.apply({spec.ticket: reports})
     assert not world.manager.has_pending_work()
@@ -322,7 +322,7 @@ def test_a_miss_in_one_group_asks_for_what_the_others_lack() -> None:
     def offer() -> int:
         output = world.manager.prepare_store(prompt, request)
         checksums: list[bytes | None] = []
-        for _, placements in output.store_spec.groups:
+        for _, placements, _ in output.store_spec.groups:
             memory = bytearray(PART * len(placements))
             job = world.mover.store(placements, world.spans(memory, len(placements)))
             assert job.wait(60)

@@ -16,6 +16,7 @@ from kvdepot.engine import tensors as engine_tensors
 pytest.importorskip("vllm")
 
 from engine_double import EngineDouble
+from engine_harness import logged
 from kvdepot.vllm import memory_weights, worker_calls
 from test_scheduling import KINDS, Engines, engines, prompt
 from vllm.lora.request import LoRARequest
@@ -205,22 +206,13 @@ def test_nothing_is_kept_of_requests_that_have_ended(engine: EngineDouble) -> No
         engine.reload(number)
         engine.run_until(lambda name=name: name not in engine.scheduler.requests)
         engine.settle()
-    assert engine.connector.manager._ends == {}
+    assert engine.connector.manager.ends._ends == {}
 
 
 @pytest.fixture
 def errors() -> Iterator[list[str]]:
-    """Texts of kvdepot's errors in the log; vLLM's loggers do not hand them on."""
-    found: list[str] = []
-
-    class Kept(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.getMessage())
-
-    handler = Kept(logging.ERROR)
-    memory_weights.logger.addHandler(handler)
-    yield found
-    memory_weights.logger.removeHandler(handler)
+    with logged("vllm.kvdepot.weights", logging.ERROR) as found:
+        yield found
 
 
 def test_a_change_that_nobody_watches_is_noticed_and_what_was_stored_since_is_withdrawn(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ import engine_neighbour
 from engine_device import DeviceWorker
 from engine_double import BLOCK, BYTES, OURS, EngineDouble, full, window
 from engine_fleet import NEIGHBOUR
-from engine_harness import ROOT, flip
+from engine_harness import ROOT, flip, logged
 from kvdepot.vllm import spec as vllm_spec
 
 pytestmark = pytest.mark.integration
@@ -56,6 +55,8 @@ class Engines:
         }
         if "pipeline" in extra:
             settings = {}
+        # A probe would compute a part of what is found.
+        settings["probe_every"] = 0
         ours = OURS | {"kv_connector_extra_config": settings | extra}
         self.engine = EngineDouble(self.directory, groups, beside(ours), **(engine or {}))
         return self.engine
@@ -347,16 +348,9 @@ def test_beside_another_connector_the_failure_policy_has_to_be_set(engines: Engi
 def test_a_depot_that_holds_less_than_vllms_own_cache_says_so_once(
     engines: Engines, own: str, prefix_caching: bool
 ) -> None:
-    lines: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    log = logging.getLogger("vllm.kvdepot.tiers")
-    log.addHandler(handler)
     blocks = {"less": 64, "more": (65 << 20) // (BLOCK * BYTES)}[own]
-    try:
+    with logged("vllm.kvdepot.tiers") as lines:
         engines.start(KINDS["full"], engine={"blocks": blocks, "prefix_caching": prefix_caching})
-    finally:
-        log.removeHandler(handler)
     said = [line for line in lines if "vLLM's own prefix cache" in line]
     assert len(said) == (own == "more" and prefix_caching)
     assert all("Dax holds 0.06 GiB" in line and "give Dax more" in line for line in said)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import random
 import resource
@@ -21,7 +20,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from engine_harness import flip
+from engine_harness import flip, logged
 from engine_manager import key
 from engine_tiers import CHUNK, TIER, Tiers, content, names
 from kvdepot.vllm.beside import Beside
@@ -173,9 +172,7 @@ def test_the_files_of_an_adapter_are_part_of_the_name(tmp_path: Path, start: Sta
 # ---- what fails -----------------------------------------------------------------------------
 
 
-def test_a_rotten_file_is_a_failed_load_and_not_wrong_bytes(
-    tmp_path: Path, start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rotten_file_is_a_failed_load_and_not_wrong_bytes(tmp_path: Path, start: Start) -> None:
     engine = start(posix(tmp_path))
     keys = names("a", 6)
     engine.store(*keys)
@@ -183,13 +180,11 @@ def test_a_rotten_file_is_a_failed_load_and_not_wrong_bytes(
     for path in rotten:
         flip(path, path.stat().st_size - 100)
     engine.forget()
-    with caplog.at_level(logging.WARNING, "vllm.kvdepot.tier"):
-        logging.getLogger("vllm").propagate = True
+    with logged("vllm.kvdepot.tier") as lines:
         loaded = engine.load(*keys)
-    logging.getLogger("vllm").propagate = False
     assert len(loaded) < 6
     assert loaded == [content(each) for each in keys[: len(loaded)]]
-    assert "of 6 chunks to load, 3 failed (corrupt 3)" in caplog.text
+    assert "of 6 chunks to load, 3 failed (corrupt 3)" in "".join(lines)
     assert counted(engine, "kvdepot_failed_blocks") == 3
     # The others are in vLLM's tier now, and no row is left behind: what failed is stored again.
     assert engine.manager.primary_tier._num_evictable_cache_chunks == 3

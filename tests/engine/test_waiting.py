@@ -241,7 +241,7 @@ def test_blocks_of_a_waiting_prompt_stay_while_others_need_the_room(start: Start
         assert engine.look(request) == len(prompt) * BLOCK
     (job,) = engine.admit(request, len(prompt) * BLOCK)
     spec = engine.connector.scheduler._current_batch_load_jobs[job].src_spec
-    assert all(place is not None for _, places in spec.groups for place in places)
+    assert all(place is not None for group in spec.groups for place in group.placements)
     engine.loaded(job)
 
 

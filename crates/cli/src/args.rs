@@ -4,6 +4,7 @@ mod alloc;
 mod cluster;
 mod cuda;
 mod files;
+mod quarantine;
 mod scale;
 mod session;
 mod sessions;
@@ -20,6 +21,7 @@ pub(crate) use alloc::Alloc;
 pub(crate) use cluster::Cluster;
 pub(crate) use cuda::Cuda;
 pub(crate) use files::Files;
+pub(crate) use quarantine::{Quarantine, QuarantineCommand};
 pub(crate) use scale::{Scale, Task};
 pub(crate) use session::{InDepot, Restored, Saved, Session, SessionCommand};
 pub(crate) use sessions::Sessions;
@@ -83,6 +85,13 @@ pub(crate) enum Command {
     Serve(Serve),
     /// Whole conversations of local engines, which are kept in a depot.
     Session(Session),
+    /// Namespaces that this user's engines do not use any more, as stored blocks differ from what
+    /// they compute.
+    ///
+    /// vLLM's connector computes some of the stored blocks again and compares them. If too many
+    /// differ, it stops using their namespace, also after a restart: some setting, file or patch
+    /// that changes keys and values is not part of the namespace.
+    Quarantine(Quarantine),
     /// What this machine offers, what could be better, and what is amiss.
     ///
     /// A line with `warn` names what keeps kvdepot from working or storing, or is damaged, and

@@ -81,6 +81,7 @@ fn run(command: Command, program: &OsStr, output: &mut Output) -> Result<i32, Er
         Command::Rm(args) => cmd::rm::run(&args, output),
         Command::Serve(args) => cmd::serve::run(&args, output),
         Command::Session(args) => cmd::session::run(&args, output),
+        Command::Quarantine(args) => cmd::quarantine::run(args.command, output),
         Command::Doctor(args) => cmd::doctor::run(&args, output),
         Command::Bench(args) => bench::run(&args, program, output),
     }
@@ -94,7 +95,7 @@ fn allowed(command: &Command) -> Option<&'static str> {
         Command::Rm(_) => Some(targets::RM),
         Command::Session(_) => Some(targets::DEPOT),
         Command::Doctor(_) => Some(targets::DOCTOR),
-        Command::Serve(_) | Command::Bench(_) => None,
+        Command::Serve(_) | Command::Quarantine(_) | Command::Bench(_) => None,
     }
 }
 

@@ -14,11 +14,11 @@ import fnmatch
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import kvdepot
+from kvdepot.engine import files
 
 SAMPLED, FULL = "sampled", "full"
 PAGE_BYTES = 4096
@@ -160,7 +160,11 @@ def _full(path: Path) -> str:
     """SHA-256 of a file, from the cache if the file is what it was."""
     stat = path.stat()
     state = [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
-    cache = _cache_directory() / hashlib.sha256(str(path.resolve()).encode()).hexdigest()
+    cache = (
+        files.cache_directory()
+        / "weights"
+        / hashlib.sha256(str(path.resolve()).encode()).hexdigest()
+    )
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads(cache.read_text())
         if known["state"] == state:
@@ -172,20 +176,8 @@ def _full(path: Path) -> str:
     if after != state:
         raise kvdepot.ConfigError(f"weights: {str(path)!r} was written while it was read")
     with contextlib.suppress(OSError):
-        _write(cache, json.dumps({"state": state, "sha256": digest.hexdigest()}))
+        files.write(cache, json.dumps({"state": state, "sha256": digest.hexdigest()}))
     return digest.hexdigest()
-
-
-def _cache_directory() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "kvdepot" / "weights"
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        file.write(text)
-    os.replace(file.name, path)
 
 
 def _pieces(descriptor: int, size: int, suffix: str) -> Iterator[tuple[int, int]]:

@@ -253,7 +253,7 @@ class KvdepotConnector(WatchingConnector):
         """As vLLM does, in each step; blocks get their names as soon as the weights are known."""
         self.manager.faults.attempt("namespace", None, self._weights.poll)
         meta = super().build_connector_meta(scheduler_output)
-        self.manager.forget_ends(self.scheduler._req_status)
+        self.manager.ends.keep(self.scheduler._req_status)
         return meta
 
     def _matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -271,17 +271,43 @@ class KvdepotConnector(WatchingConnector):
         known = self.manager.answer(name, question)
         if known is not None:
             return known
-        matched = super()._matched_tokens(request, num_computed_tokens)
+        matched = self._probed_tokens(request, num_computed_tokens)
         # While the request still has jobs vLLM looks nothing up, and groups that are not offloaded
         # bound the answer by what vLLM's own cache has of them.
         if not self.scheduler._req_status[name].transfer_jobs and not self._bounding_group_ids:
             self.manager.keep_answer(name, question, matched)
         return matched
 
+    def _probed_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """What is found, or less of it, so that the rest is computed and compared."""
+        name, probes = request.request_id, self.manager.probes
+        probes.look_up_again(name, num_computed_tokens)
+        matched = super()._matched_tokens(request, num_computed_tokens)
+        if matched[0] and probes.decide(
+            request,
+            num_computed_tokens,
+            num_computed_tokens + matched[0],
+            max(group.tokens_per_chunk for group in self.scheduler.config.kv_group_configs),
+            self.manager.beside(name),
+        ):
+            matched = super()._matched_tokens(request, num_computed_tokens)
+        if matched[0] is not None and probes.found(name, num_computed_tokens + matched[0]):
+            matched = super()._matched_tokens(request, num_computed_tokens)
+        return matched
+
+    def _max_loadable_tokens(self, request: Any, num_computed_tokens: int) -> int | None:
+        """As vLLM has it, and at most up to where a probe begins."""
+        most = super()._max_loadable_tokens(request, num_computed_tokens)
+        cut = self.manager.probes.cut(request.request_id)
+        if cut is None:
+            return most
+        least = max(0, cut - num_computed_tokens)
+        return least if most is None else min(most, least)
+
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """As vLLM does, and one line a request: what was where."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
-        self.manager.end_answer(request.request_id)
+        self.manager.end_answer(request.request_id, served=num_external_tokens > 0)
         if request.request_id not in self._logged:
             self._logged.add(request.request_id)
             self._say_hits(request, num_external_tokens)
@@ -304,7 +330,7 @@ class KvdepotConnector(WatchingConnector):
     def _stop_storing(self) -> None:
         """Store nothing more of requests that have begun."""
         for request in self._begun_requests():
-            self.manager.stop_storing(request)
+            self.manager.ends.stop(request)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """The workers' reports first, so that the next lookup knows of them."""

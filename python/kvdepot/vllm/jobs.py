@@ -7,12 +7,15 @@ reset dropped, and reservations and pins must end in both cases.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 
 import kvdepot
 from kvdepot.vllm.faults import SafeNamespace
@@ -31,6 +34,18 @@ class GroupPlacements(NamedTuple):
     placements: list[bytes | None]
     """One a block, in the order of vLLM's block ids. None: the block is gone, report it as
     undelivered."""
+    compared: frozenset[int] = frozenset()
+    """In a store, indexes of the blocks that are stored already: vLLM's are compared with them, and
+    not written."""
+
+
+class Difference(NamedTuple):
+    """How what vLLM has computed differs from what is stored."""
+
+    largest: float
+    """The largest relative difference of a row of keys or values."""
+    layers: dict[str, float]
+    """The same of each layer that differs by more than the tolerance of its type."""
 
 
 @dataclass
@@ -39,8 +54,11 @@ class WorkerReport:
 
     checksums: list[bytes | None] | None = None
     """Of a store: a checksum a block, None where the copy failed."""
+    differences: dict[int, Difference] = field(default_factory=dict)
+    """Of a store: by index, of blocks that were compared. Those without could not be."""
     corrupt: list[int] = field(default_factory=list)
-    """Of a load: indexes of the blocks that did not verify."""
+    """Of a load: indexes of the blocks that did not verify. Of a store, stored ones that were to be
+    compared."""
     undelivered: list[int] = field(default_factory=list)
     """Of a load: indexes of the blocks that were not moved; they may well be sound."""
 
@@ -87,6 +105,47 @@ class LoadTicket:
     """Indexes of blocks that some rank could not load."""
 
 
+Kind = tuple[bytes, tuple[str, ...]]
+"""The adapter of a request, and what of images, audio and video stands in its hit."""
+
+
+@dataclass
+class Plan:
+    """What is decided for a request with a hit."""
+
+    cut: int
+    """Tokens up to which it may be loaded."""
+    end: int
+    """Tokens of the hit. Blocks between are compared."""
+    kind: Kind
+    most: float = math.inf
+    """Tokens that may be computed though they could be loaded."""
+    waits: bool = False
+    """Whether it is computed without being compared, until another request has been."""
+    admitted: bool = False
+    offered: bool = False
+    """Whether vLLM has offered all of its blocks for storing."""
+    under_way: int = 0
+    """Stores whose comparisons are not reported."""
+    agreed: int = 0
+    """Blocks."""
+    failed: bool = False
+    finished: bool = False
+    """Whether the request is over."""
+    short: bool = False
+    """Whether it was over before all of its blocks were offered."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the hit is computed, and compared."""
+        return self.most == math.inf
+
+    def compares(self, key: OffloadKey, context: ReqContext) -> bool:
+        """Whether a block is to be compared."""
+        end = context.get_offload_key_position(key)
+        return end is not None and self.cut < end <= self.end
+
+
 @dataclass
 class StoreTicket:
     """A store that is not reported by all ranks yet."""
@@ -94,10 +153,15 @@ class StoreTicket:
     groups: Groups
     request: str
     idents: list[Ident]
-    reservations: list[kvdepot.Reservation]
     lengths: list[int]
-    heard: dict[int, list[bytes | None]] = field(default_factory=dict)
-    """rank -> its checksums"""
+    reservations: dict[int, kvdepot.Reservation] = field(default_factory=dict)
+    """By index."""
+    compared: dict[int, kvdepot.Pin] = field(default_factory=dict)
+    """By index, the stored blocks that vLLM's are compared with."""
+    plan: Plan | None = None
+    """Why they are compared (`kvdepot.vllm.probes`)."""
+    heard: dict[int, WorkerReport] = field(default_factory=dict)
+    """rank -> its report"""
     stale: bool = False
     """Whether a reset has come since: nothing of it is published."""
 
@@ -117,13 +181,20 @@ class Part:
     """vLLM's block ids, a row for each block; SKIP where vLLM holds a piece already."""
     complete: bool
     """Whether none of them is SKIP. Of a store that is not, none is known to be in its place."""
+    compared: frozenset[int] = frozenset()
+    """Indexes of the blocks of a store that are compared, and not moved."""
 
     def movable(self, *, load: bool) -> Sequence[int]:
         """Indexes of the blocks that have a place, and in a store all their bytes."""
         every = range(len(self.rows) if load or self.complete else 0)
-        if None not in self.placements:
+        if None not in self.placements and not self.compared:
             return every
-        return [index for index in every if self.placements[index] is not None]
+        left = self.compared
+        return [n for n in every if self.placements[n] is not None and n not in left]
+
+    def comparable(self) -> list[int]:
+        """Indexes of the blocks that are compared, and that vLLM has whole."""
+        return sorted(self.compared) if self.complete else []
 
     def chosen(self, indexes: Sequence[int]) -> list[bytes]:
         """The placements of movable blocks."""
@@ -143,6 +214,16 @@ class Moving(NamedTuple):
     move: kvdepot.MoveJob
 
 
+class Comparing(NamedTuple):
+    """Blocks of a part that are being compared."""
+
+    part: Part
+    indexes: Sequence[int]
+    outcomes: Future[list[Difference | bool | None]]
+    """How each differs; False for a stored block that is corrupt, None for one that could not be
+    read."""
+
+
 @dataclass
 class Job:
     """A job under way."""
@@ -152,6 +233,7 @@ class Job:
     parts: list[Part]
     started: float
     moves: list[Moving] = field(default_factory=list)
+    comparisons: list[Comparing] = field(default_factory=list)
     failed: bool = False
     """Whether nobody knows what became of it."""
 

@@ -46,6 +46,7 @@ from kvdepot.vllm.jobs import (
     Groups,
     Ident,
     LoadTicket,
+    Plan,
     Reports,
     StoreTicket,
     WorkerReport,
@@ -53,13 +54,18 @@ from kvdepot.vllm.jobs import (
 )
 from kvdepot.vllm.messages import HOST_RETRY_SECONDS, RETRY_SECONDS, Placements
 from kvdepot.vllm.metrics import Collector, on_path
+from kvdepot.vllm.probes import Probes
 from kvdepot.vllm.prompts import Answer, Matched, Pins, Prompts
 from kvdepot.vllm.questions import Patience, Questions
 from kvdepot.vllm.roles import Role, is_prefilled
 from kvdepot.vllm.rows import GROUP_OF_KEY
+from kvdepot.vllm.storing import Ends, Offered
 from kvdepot.vllm.tiers import INDEXED, SOURCES, say_smaller
 
 logger = init_logger("vllm.kvdepot.manager")
+
+# A test that says nothing of them has none.
+NO_PROBES = vllm_settings.ProbeSettings()
 
 # Reports come one or two steps after the one that they are about.
 STEPS_WITHOUT_GROUPS = 1000
@@ -88,6 +94,7 @@ class KvdepotManager(OffloadingManager):
         writers: int | None = None,
         shared: bool = False,
         engine_block_bytes: int = 0,
+        probing: vllm_settings.ProbeSettings = NO_PROBES,
     ) -> None:
         """`ranks` is the number of workers, the first `writers` of which each contribute a part
         to a block: all of them unless the KV of each is the same. A `shared` depot is a service's,
@@ -100,7 +107,8 @@ class KvdepotManager(OffloadingManager):
         self._near = depot.tiers[0]
         # Who has the index, or a tier, is asked without waiting for the answer.
         late = shared or any(tier not in INDEXED for tier in depot.tiers)
-        self._questions = Questions(self.faults, late=late)
+        self.probes = Probes(probing, self.collector, self._doubt)
+        self._questions = Questions(self.faults, late=late, refused=self.probes)
         self._socket = depot.socket
         self._ranks = ranks
         self.writers = ranks if writers is None else writers
@@ -129,8 +137,7 @@ class KvdepotManager(OffloadingManager):
         self._patience = Patience()
         self._beside: dict[str, vllm_beside.Beside] = {}
         self._sources: dict[str, dict[OffloadKey, str]] = {}
-        # The token from which on nothing more of a request is stored.
-        self._ends: dict[str, int] = {}
+        self.ends = Ends()
         self._next_ticket = 0
         self._lookups_after = 0.0
 
@@ -143,9 +150,15 @@ class KvdepotManager(OffloadingManager):
         """
         self.forget_answers()
         self._storing.clear()
-        self._groups = groups
+        self._groups = self.probes.use(groups)
         self._renew = renew
         self._steps_without_groups = None
+
+    def _doubt(self) -> None:
+        """A probe has failed: what was found for requests is not loaded."""
+        self.forget_answers()
+        if self.probes.quarantined:
+            self._groups = {}
 
     def set_whole(self, whole: Callable[[OffloadKey, str], bool]) -> None:
         """`whole` says whether vLLM still has all its blocks of a request's stored block."""
@@ -174,8 +187,7 @@ class KvdepotManager(OffloadingManager):
 
     def _lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         request = req_context.req_id
-        beside = self._beside.get(request, vllm_beside.NOTHING)
-        prompt = self._prompts.begin(req_context, beside)
+        prompt = self._prompts.begin(req_context, self.beside(request))
         if self.withheld or not self.role.loads or time.monotonic() < self._lookups_after:
             return LookupResult.MISS
         number = get_offload_group_idx(key)
@@ -271,9 +283,14 @@ class KvdepotManager(OffloadingManager):
             until = min(until, now + SHARED_SECONDS)
         prompt.answer = Answer(question, matched, until, loading)
 
-    def end_answer(self, request: str) -> None:
-        """The request is admitted: its answer was used."""
+    def end_answer(self, request: str, *, served: bool) -> None:
+        """The request is admitted: its answer was used. `served` is whether it loads blocks."""
         self._prompts.forget(request)
+        self.probes.admitted(request, served)
+
+    def beside(self, request: str) -> vllm_beside.Beside:
+        """What was noted for the request."""
+        return self._beside.get(request, vllm_beside.NOTHING)
 
     def forget_answers(self) -> None:
         """Drop everything that is kept for requests that wait: vLLM looks them up again."""
@@ -305,71 +322,49 @@ class KvdepotManager(OffloadingManager):
         a block in its request is not stored either: nothing would find it.
         """
         ticket = self._ticket()
-        store = StoreTicket(self._groups, req_context.req_id, [], [], [])
+        plan = self.probes.covers(req_context.req_id, keys)
+        store = StoreTicket(self._groups, req_context.req_id, [], [], plan=plan)
         chosen: list[OffloadKey] = []
         groups: list[GroupPlacements] = []
-        # Of one that is partly out of a window, nobody knows what the missing bytes were.
-        stored = keys if self.role.stores and not self.withheld else []
-        whole = stored
-        if self._whole is not None:
-            whole = [key for key in stored if self._whole(key, req_context.req_id)]
-        for group, members in self._by_group(whole):
-            members = self._before_end(members, req_context)
-            if not members:
-                continue
-            idents = self._idents(members, req_context)
-            length = sum(group.part_bytes)
-            reservations = group.namespace.reserve(
-                [name for _, name in idents],
-                length,
-                parts=self.writers,
-                part_lengths=group.part_bytes,
-                prefix=True,
-            )
-            if len(reservations) < len(members):
-                self._end_storing(members[len(reservations)], req_context)
-            placements: list[bytes | None] = []
-            for key, ident, reservation in zip(members, idents, reservations, strict=False):
-                if reservation is None:
-                    continue
-                chosen.append(key)
-                store.idents.append(ident)
-                store.reservations.append(reservation)
-                store.lengths.append(length)
-                placements.append(reservation.placement)
-            groups.append(GroupPlacements(group.position, placements))
+        for group, members in self._by_group(self._storable(keys, req_context, plan)):
+            members = self.ends.before(members, req_context)
+            if members:
+                names = [name for _, name in self._idents(members, req_context)]
+                offered = Offered(store, group, members, names)
+                if self._stores:
+                    room = offered.reserve(self.writers)
+                    if room < len(members):
+                        self.ends.no_room(members[room], req_context)
+                if plan is not None:
+                    offered.compare(plan, req_context)
+                of_group, placements = offered.choose()
+                chosen += of_group
+                groups.append(placements)
         if chosen:
             self._tickets[ticket] = store
-            self._storing.update(dict.fromkeys(store.idents, ticket))
+            stored = (store.idents[index] for index in store.reservations)
+            self._storing.update(dict.fromkeys(stored, ticket))
+        if plan is not None:
+            self.probes.offered(plan, keys, req_context, compared=bool(store.compared))
         return PrepareStoreOutput(chosen, self._placements(ticket, groups), [])
 
-    def _before_end(self, keys: list[OffloadKey], req_context: ReqContext) -> list[OffloadKey]:
-        """Those before the first block of the request that found no room."""
-        end = self._ends.get(req_context.req_id)
-        if end is None:
-            return keys
-        position = req_context.get_offload_key_position
-        return [key for key in keys if (position(key) or 0) < end]
+    def _storable(
+        self, keys: Collection[OffloadKey], req_context: ReqContext, plan: Plan | None
+    ) -> list[OffloadKey]:
+        """Those that may be stored or compared."""
+        if self.withheld:
+            return []
+        found = list(keys)
+        if not self._stores:
+            found = [] if plan is None else [k for k in keys if plan.compares(k, req_context)]
+        if self._whole is None:
+            return found
+        # Of one that is partly out of a window, nobody knows what the missing bytes were.
+        return [key for key in found if self._whole(key, req_context.req_id)]
 
-    def _end_storing(self, key: OffloadKey, req_context: ReqContext) -> None:
-        """Nothing of the request is stored from this block on."""
-        end = req_context.get_offload_key_position(key)
-        if end is not None:
-            self._ends[req_context.req_id] = min(end, self._ends.get(req_context.req_id, end))
-            logger.info(
-                "request %s: the block that ends at token %d is not stored, for want of room or "
-                "because what would go for it promises more; nothing behind it is",
-                req_context.req_id, end,
-            )  # fmt: skip
-
-    def stop_storing(self, request: str) -> None:
-        """Store nothing more of a request: it goes on with what it had before a reset, or before
-        the weights changed."""
-        self._ends[request] = 0
-
-    def forget_ends(self, alive: Collection[str]) -> None:
-        """Of requests that vLLM knows no longer."""
-        self._ends = {name: end for name, end in self._ends.items() if name in alive}
+    @property
+    def _stores(self) -> bool:
+        return self.role.stores and not self.probes.doubtful
 
     def drop_stores(self) -> None:
         """Publish nothing of the stores that are in flight."""
@@ -431,26 +426,29 @@ class KvdepotManager(OffloadingManager):
     def _apply_store(
         self, ticket: int, store: StoreTicket, by_rank: dict[int, WorkerReport]
     ) -> bool:
-        for rank, report in by_rank.items():
-            store.heard[rank] = report.checksums or [None] * len(store.idents)
+        store.heard.update(by_rank)
         if len(store.heard) < self.writers:
             return False
+        checksums = [store.heard[rank].checksums or [] for rank in range(self.writers)]
         whole: dict[int, dict[int, list[bytes]]] = {}
         broken: dict[int, list[int]] = {}
-        for position, ident in enumerate(store.idents):
-            parts = (store.heard[rank][position] for rank in range(self.writers))
-            checksums = [checksum for checksum in parts if checksum is not None]
-            if store.stale or len(checksums) < self.writers:
+        for position in store.reservations:
+            ident = store.idents[position]
+            parts = [found[position] for found in checksums if position < len(found)]
+            good = [checksum for checksum in parts if checksum is not None]
+            if store.stale or len(good) < self.writers:
                 broken.setdefault(ident[0], []).append(position)
             else:
-                whole.setdefault(ident[0], {})[position] = checksums
+                whole.setdefault(ident[0], {})[position] = good
             if self._storing.get(ident) == ticket:
                 del self._storing[ident]
         kept = self._commit(store, whole)
         self._prompts.stored(store.idents)
         for group, positions in broken.items():
             store.groups[group].namespace.abort([store.reservations[p] for p in positions])
-        lost = 0 if store.stale else len(store.idents) - len(kept)
+        if store.compared:
+            self.probes.heard(store)
+        lost = 0 if store.stale else len(store.reservations) - len(kept)
         size = sum(store.lengths[position] for position in kept)
         self.collector.moved("store", self._near, len(kept), size)
         self.collector.failed("store", lost)
@@ -483,8 +481,10 @@ class KvdepotManager(OffloadingManager):
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Forget what was kept for the request; its jobs may still be on their way."""
-        for kept in (self._beside, self._sources, self._ends):
+        for kept in (self._beside, self._sources):
             kept.pop(req_context.req_id, None)
+        self.ends.forget(req_context.req_id)
+        self.probes.finished(req_context.req_id)
         self._patience.forget(req_context.req_id)
         self._prompts.forget(req_context.req_id)
         self._questions.forget(req_context.req_id)
@@ -512,8 +512,8 @@ class KvdepotManager(OffloadingManager):
         self.drop_stores()
         self.forget_answers()
         self._storing.clear()
-        # vLLM offers everything again.
-        self._ends = {request: end for request, end in self._ends.items() if end == 0}
+        self.ends.offer_again()
+        self.probes.void()
         if self._on_reset == vllm_settings.VERIFY:
             return
         if self._on_reset == "clear":
@@ -529,7 +529,7 @@ class KvdepotManager(OffloadingManager):
         self.epoch = secrets.token_hex(16)
         if self._renew is not None:
             try:
-                self._groups = self._renew(self.epoch)
+                self._groups = self.probes.use(self._renew(self.epoch))
             except ERRORS as error:
                 self.faults.note("namespace", error)
         if of_an_epoch:
@@ -569,8 +569,7 @@ class KvdepotManager(OffloadingManager):
 
     def _idents(self, keys: list[OffloadKey], req_context: ReqContext) -> list[Ident]:
         """Blocks of one KV group as kvdepot knows them."""
-        beside = self._beside.get(req_context.req_id, vllm_beside.NOTHING)
-        names = beside.keys(keys, req_context._offload_key_positions)
+        names = self.beside(req_context.req_id).keys(keys, req_context._offload_key_positions)
         return list(zip(itertools.repeat(get_offload_group_idx(keys[0])), names, strict=False))
 
     def _by_group(self, keys: Collection[OffloadKey]) -> Iterator[tuple[Group, list[OffloadKey]]]:

@@ -30,6 +30,8 @@ MOVED_BYTES = "kvdepot_moved_bytes"
 FAILED_BLOCKS = "kvdepot_failed_blocks"
 PATH_SECONDS = "kvdepot_path_seconds"
 PENDING_BYTES = "kvdepot_pending_bytes"
+PROBE_BLOCKS = "kvdepot_probe_blocks"
+PROBE_DIFFERENCE = "kvdepot_probe_difference"
 FAILED_CALLS = "kvdepot_failed_calls"
 
 # Field of the statistics -> name without its prefix, documentation.
@@ -109,6 +111,20 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
         ),
         labelnames=("source", "call"),
     ),
+    PROBE_BLOCKS: OffloadingCounterMetadata(
+        documentation=(
+            "Stored blocks that were computed again and compared: agreed, differed, corrupt, "
+            "not_compared. And probes that came to nothing: far (the next boundary of all KV "
+            "groups), preempted, abandoned, nothing (no block was there any more)."
+        ),
+        labelnames=("result",),
+    ),
+    PROBE_DIFFERENCE: OffloadingGaugeMetadata(
+        documentation=(
+            "Largest relative difference that a probe has found between a stored and a computed "
+            "key or value."
+        ),
+    ),
     PENDING_BYTES: OffloadingGaugeMetadata(
         documentation="Bytes still to write: stores in flight and the write-back queue.",
     ),
@@ -148,6 +164,7 @@ class Collector:
         self._changed = True
         self._counted: dict[tuple[str, str], int] = {}
         self._queued = (0, 0.0)
+        self._difference = 0.0
         self.published_pending: int | None = None
         """The value of `kvdepot_pending_bytes` that vLLM was last given."""
 
@@ -163,6 +180,19 @@ class Collector:
         if blocks:
             self._changed = True
             self._stats.increase_counter(FAILED_BLOCKS, blocks, (op,))
+
+    def probed(self, result: str, blocks: int) -> None:
+        """Count blocks that were compared, or probes that came to nothing."""
+        if blocks:
+            self._changed = True
+            self._stats.increase_counter(PROBE_BLOCKS, blocks, (result,))
+
+    def differs(self, difference: float) -> None:
+        """A compared block differs by so much from the stored one."""
+        if difference > self._difference:
+            self._changed = True
+            self._difference = difference
+            self._stats.set_gauge(PROBE_DIFFERENCE, difference)
 
     def path(self, source: str, seconds: float) -> None:
         """Count time on the engine's path."""

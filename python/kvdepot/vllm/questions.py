@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from typing import Protocol
 
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, get_offload_group_idx
 
@@ -87,12 +88,22 @@ class Arrivals:
         self._coming.clear()
 
 
+class Refusing(Protocol):
+    """Knows blocks that are not to be served, though they are stored."""
+
+    @property
+    def refused(self) -> Set[Ident]:
+        """By KV group and name."""
+
+
 class Questions:
     """Asks the depot for blocks, and for their pins."""
 
-    def __init__(self, faults: Faults, *, late: bool) -> None:
-        """`late` says whether some tier answers later than at once."""
+    def __init__(self, faults: Faults, *, late: bool, refused: Refusing) -> None:
+        """`late` says whether some tier answers later than at once; `refused` has blocks that are
+        answered as not stored."""
         self._faults = faults
+        self._refused = refused
         self.late = late
         self._arrivals = Arrivals()
 
@@ -159,6 +170,10 @@ class Questions:
         nothing: list[bool] | None = None
         answer = self._faults.attempt("lookup", nothing, _answer, row.task, seconds)
         if answer is not None:
+            refused = self._refused.refused
+            if refused:
+                asked = zip(row.names[row.first :], answer, strict=False)
+                answer = [stored and (row.group, name) not in refused for name, stored in asked]
             row.answered(answer)
             return row.is_stored(at)
         if may_wait():

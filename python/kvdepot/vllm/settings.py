@@ -20,6 +20,9 @@ from kvdepot.engine import weights as engine_weights
 # A reset is for sleep, a pause, or other weights; which it was is looked at.
 VERIFY = "verify"
 
+# At the first hit of a kind: serve it, or have it computed.
+DETECT, GATE = "detect", "gate"
+
 # What UCM calls it.
 UCM_CONFIG_FILE = "UCM_CONFIG_FILE"
 
@@ -71,6 +74,21 @@ SETTINGS = Schema(
         default="1s",
     ),
     ON_RESET,
+    Setting(
+        ("probe_every",),
+        _settings.COUNT_OR_NONE,
+        "of so many requests with a hit, one is [probed](#probes); `0` switches probes off",
+        default=1000,
+    ),
+    Setting(
+        ("probe_first",),
+        replace(
+            _settings.one_of((DETECT, GATE)),
+            allowed="'detect' (serves it, and compares a part) or 'gate' (computes it)",
+        ),
+        "what happens at the first hit, see [probes](#probes)",
+        default=DETECT,
+    ),
     Setting(
         ("offload_prompt_only",),
         _settings.TRUE_OR_FALSE,
@@ -128,6 +146,16 @@ TIER_SETTINGS = Schema(
 
 
 @dataclass(frozen=True)
+class ProbeSettings:
+    """When requests are probed (`kvdepot.vllm.probes`)."""
+
+    every: int = 0
+    """One request with a hit of so many is probed by chance; 0 for none at all."""
+    first: str = DETECT
+    """What happens at the first hit of each kind: `detect` or `gate`."""
+
+
+@dataclass(frozen=True)
 class DepotSettings:
     """What every use of a depot by vLLM is told."""
 
@@ -150,6 +178,7 @@ class Settings(DepotSettings):
 
     weights: str
     """`sampled`, `full`, or a text that names them."""
+    probes: ProbeSettings
     offload_prompt_only: bool
     """Whether generated tokens are left out; here they are stored by default."""
     merged: dict[str, Any]
@@ -172,9 +201,12 @@ def read(extra_config: Mapping[str, Any]) -> Settings:
     merged = _with_file(extra_config, where)
     # What vLLM serves from its own cache is offered again and again, and never asked for.
     own, common = _read(SETTINGS, merged, where, admission="learned")
+    if own["probe_first"] == GATE and not own["probe_every"]:
+        raise _settings.wrong("probe_first", GATE, "'detect' with probe_every: 0")
     return Settings(
         **common,
         weights=own["weights"],
+        probes=ProbeSettings(own["probe_every"], own["probe_first"]),
         offload_prompt_only=own["offload_prompt_only"],
         merged=merged,
     )

@@ -74,6 +74,7 @@ class KvdepotSpec(OffloadingSpec):
             writers=writers,
             shared=self.settings.shared,
             engine_block_bytes=self.config.worker_kv_bytes_per_block * writers,
+            probing=self.settings.probes,
         )
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:

@@ -18,6 +18,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingConnectorMetadata,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
+    get_offloading_group_ids,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import (
     OffloadingConnectorWorker,
 )
@@ -33,8 +36,18 @@ from vllm.v1.kv_offload.base import (
 )
 
 import kvdepot
+from kvdepot.vllm.comparing import Comparer, layers_of
 from kvdepot.vllm.faults import ERRORS, Faults
-from kvdepot.vllm.jobs import SKIP, Job, Moving, Part, Reports, WorkerReport
+from kvdepot.vllm.jobs import (
+    SKIP,
+    Comparing,
+    Difference,
+    Job,
+    Moving,
+    Part,
+    Reports,
+    WorkerReport,
+)
 from kvdepot.vllm.messages import RETRY_SECONDS, KvdepotWorkerMetadata, Placements, RankGeometry
 
 logger = init_logger("vllm.kvdepot.worker")
@@ -57,12 +70,13 @@ def split(
     """
     parts = []
     offset = first = 0
-    by_group = {each.group: each.placements for each in placements.groups}
+    by_group = {each.group: each for each in placements.groups}
     for group, size in enumerate(spec.group_sizes):
-        found = by_group.get(group, [])
+        of_group = by_group.get(group)
+        found = of_group.placements if of_group is not None else []
         ids = spec.block_ids[offset : offset + size]
         offset += size
-        if not found:
+        if of_group is None or not found:
             continue
         skipped = spec.block_indices[group] % blocks_per_chunk
         room = len(found) * blocks_per_chunk
@@ -74,7 +88,8 @@ def split(
             if load:
                 all_ids[skipped : skipped + size] = ids
             ids = all_ids
-        parts.append(Part(group, first, found, ids.reshape(-1, blocks_per_chunk), complete))
+        rows = ids.reshape(-1, blocks_per_chunk)
+        parts.append(Part(group, first, found, rows, complete, of_group.compared))
         first += len(found)
     return parts
 
@@ -95,6 +110,8 @@ class KvdepotWorker(OffloadingWorker):
         """Threads that move bytes; None for as many as the owner has."""
         self.blocks_per_chunk = blocks_per_chunk
         self.path_seconds = 0.0
+        self.comparer: Comparer | None = None
+        """What compares blocks; without one they are reported as not compared."""
         self.faults = Faults(logger)
         self._tensors = [canonical.tensor for canonical in kv_caches.tensors]
         self._device = _device_of(self._tensors)
@@ -157,6 +174,8 @@ class KvdepotWorker(OffloadingWorker):
     def rest(self) -> None:
         """Wait until nothing of vLLM's memory is touched. Jobs are reported later, as ever."""
         self.wait(set(self._jobs))
+        if self.comparer is not None:
+            self.comparer.rest()
         # A store that was given up may still read the device, which all pages are on: without a
         # limit, as the memory may be unmapped after this.
         for pages in self._pages[:1]:
@@ -169,6 +188,8 @@ class KvdepotWorker(OffloadingWorker):
     def shutdown(self) -> None:
         """Wait for all jobs and let the depot go."""
         self.wait(set(self._jobs))
+        if self.comparer is not None:
+            self.comparer.close()
         self._detach()
 
     # ---- what vLLM's interface has no place for ---------------------------------------------
@@ -212,8 +233,19 @@ class KvdepotWorker(OffloadingWorker):
             begun = move(placements, spans, part=self.part, aside=True)
             job.moves.append(Moving(part, indexes, begun))
 
+    def _compare(self, job: Job, mover: kvdepot.Mover) -> None:
+        """Begin to compare what is stored already."""
+        for part in job.parts:
+            indexes = part.comparable()
+            if indexes and self.comparer is not None:
+                placements, rows = part.chosen(indexes), part.rows_of(indexes)
+                outcomes = self.comparer.begin(mover, part.group, placements, rows)
+                job.comparisons.append(Comparing(part, indexes, outcomes))
+
     def _advance(self, job: Job) -> bool:
         """Whether the job has ended."""
+        if not all(comparing.outcomes.done() for comparing in job.comparisons):
+            return False
         ended = [
             self.faults.attempt("done", None, lambda move: move.done, moving.move)
             for moving in job.moves
@@ -281,6 +313,8 @@ class KvdepotWorker(OffloadingWorker):
         if mover is not None:
             # What was started before an error is waited for; the rest counts as failed.
             self.faults.attempt("load" if load else "store", None, self._start, job, mover)
+            if not load:
+                self.faults.attempt("compare", None, self._compare, job, mover)
         self.path_seconds += time.perf_counter() - start
 
     def _detach(self) -> None:
@@ -307,6 +341,16 @@ class KvdepotWorker(OffloadingWorker):
                 self.faults.attempt("populate", None, self._mover.populate)
         return self._mover
 
+    def _add_comparisons(self, job: Job, report: WorkerReport) -> None:
+        for part, indexes, outcomes in job.comparisons:
+            nothing: list[Difference | bool | None] = [None] * len(indexes)
+            found = self.faults.attempt("compare", nothing, outcomes.result)
+            for index, outcome in zip(indexes, found, strict=True):
+                if isinstance(outcome, Difference):
+                    report.differences[part.first + index] = outcome
+                elif outcome is False:
+                    report.corrupt.append(part.first + index)
+
     def _finish(self, job_id: int) -> TransferResult:
         job = self._jobs.pop(job_id)
         # Mostly all is well, and the model's thread need not look at each block.
@@ -326,6 +370,7 @@ class KvdepotWorker(OffloadingWorker):
             checksums = self._outcomes(job, _checksums)
             there = [checksum is not None for checksum in checksums]
             report = WorkerReport(checksums=checksums)
+            self._add_comparisons(job, report)
         self._reports.setdefault(job.ticket, {})[self.rank] = report
         moved = 0
         for part in job.parts:
@@ -383,6 +428,13 @@ class KvdepotConnectorWorker(OffloadingConnectorWorker):
         self._request_of_load: dict[int, str] = {}
         self._invalid_blocks: set[int] = set()
         self._failed_requests: set[str] = set()
+
+    def _init_worker(self, kv_caches: CanonicalKVCaches) -> None:
+        super()._init_worker(kv_caches)
+        config = self.kv_cache_config
+        groups = [config.kv_cache_groups[number] for number in get_offloading_group_ids(config)]
+        layers = layers_of(groups, self.vllm_config.cache_config.cache_dtype)
+        self.mover.comparer = Comparer(kv_caches, layers, self.mover.part)
 
     @property
     def mover(self) -> KvdepotWorker:

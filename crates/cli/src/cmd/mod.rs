@@ -3,6 +3,7 @@
 pub(crate) mod doctor;
 pub(crate) mod ls;
 mod options;
+pub(crate) mod quarantine;
 pub(crate) mod rm;
 pub(crate) mod serve;
 pub(crate) mod served;

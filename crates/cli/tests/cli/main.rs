@@ -8,6 +8,7 @@ mod bench_session;
 mod bench_transfer;
 mod doctor;
 mod home;
+mod quarantine;
 mod read;
 mod rm;
 mod serve;

@@ -1,0 +1,25 @@
+"""kvdepot's own files for a user."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def cache_directory() -> Path:
+    """`kvdepot` in `$XDG_CACHE_HOME`, or in `.cache` of the home directory; it may not exist."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "kvdepot"
+
+
+def write(path: Path, text: str) -> None:
+    """Write a whole file below `cache_directory`, or replace it; directories are made."""
+    top = cache_directory()
+    top.parent.mkdir(parents=True, exist_ok=True)
+    # Default arenas are there, too, and only this user may read them.
+    top.mkdir(mode=0o700, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)

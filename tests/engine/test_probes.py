@@ -1,0 +1,231 @@
+"""Probes: stored blocks that an engine would not have computed are noticed, and not served."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import kvdepot
+import pytest
+
+pytest.importorskip("vllm")
+
+from engine_double import BLOCK, EngineDouble
+from engine_harness import flip, logged
+from kvdepot.engine import quarantine
+from test_scheduling import KINDS, Engines, engines, prompt, worker
+from vllm.v1.request import RequestStatus
+
+__all__ = ["engines", "worker"]
+
+pytestmark = pytest.mark.integration
+
+PROMPTS = [prompt(seed, 150) for seed in range(40, 60)]
+WHOLE = 150 // BLOCK * BLOCK
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache directory of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def restarted(engines: Engines, kind: str = "full", **settings: object) -> EngineDouble:
+    """An engine over what another one has stored, whose weights have changed unnoticed since."""
+    first = engines.start(KINDS[kind])
+    first.ask(*PROMPTS)
+    engine = engines.start(KINDS[kind], **{"probe_every": 1000} | settings)
+    engine.weights = 1
+    return engine
+
+
+def probed(engine: EngineDouble, result: str) -> int:
+    return engine.counted("kvdepot_probe_blocks", (result,))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_computed_alike_agrees(engines: Engines, kind: str) -> None:
+    engine = engines.start(KINDS[kind])
+    engine.ask(*PROMPTS)
+    engine = engines.start(KINDS[kind], probe_every=1)
+    for asked in PROMPTS:
+        (cached,) = engine.ask(asked)
+        assert 0 <= cached < WHOLE
+    assert engine.faults == []
+    assert probed(engine, "agreed") >= len(PROMPTS)
+    assert {name[1] for name in engine._counters if name[0] == "kvdepot_probe_blocks"} == {
+        ("agreed",)
+    }
+    state = engine.connector.manager.depot.stats()["tiers"]["Dax"]
+    assert (state["reserved_blocks"], state["pinned_blocks"]) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_hit_after_a_restart_is_probed_and_nothing_stale_is_served_after_it(
+    engines: Engines, kind: str
+) -> None:
+    engine = restarted(engines, kind)
+    with logged("vllm.kvdepot.probes") as lines:
+        (first,) = engine.ask(PROMPTS[0])
+    # What is stored of windows is all computed again.
+    assert (first > 0) is (kind == "full")
+    assert bool(engine.faults) is (kind == "full")
+    assert "a probe failed" in str(lines)
+    assert f"may be wrong: {int(first > 0)}." in str(lines)
+    assert probed(engine, "differed") >= 1
+    engine.faults.clear()
+    for asked in PROMPTS[1:]:
+        assert engine.ask(asked) == [0]
+    assert engine.faults == []
+
+
+def test_after_three_probes_that_fail_the_namespace_is_not_used_any_more(engines: Engines) -> None:
+    engine = restarted(engines)
+    with logged("vllm.kvdepot.probes") as lines:
+        for asked in PROMPTS[:5]:
+            engine.ask(asked)
+    assert sum("a probe failed" in line for line in lines) == 3
+    assert "is in quarantine" in str(lines)
+    (file,) = quarantine.directory().iterdir()
+    digest = bytes.fromhex(file.stem)
+    entry = quarantine.read(digest)
+    assert entry is not None
+    assert "differs from what this engine computes" in entry["reason"]
+    assert probed(engine, "differed") > 1 + WHOLE // BLOCK
+    stored = len(engines.blocks())
+    # Over a restart, too, even with the right weights.
+    engine = engines.start(KINDS["full"], probe_every=1000)
+    engine.ask(*PROMPTS[:3])
+    assert engine.ask(prompt(70, 100)) == [0]
+    assert len(engines.blocks()) == stored
+    file.unlink()
+    engine = engines.start(KINDS["full"], probe_every=1000)
+    assert engine.ask(PROMPTS[4])[0] > 0
+    assert engine.faults == []
+
+
+def test_after_ten_probes_that_agree_hits_are_served_again_but_not_the_block_that_differed(
+    engines: Engines,
+) -> None:
+    engine = restarted(engines)
+    engine.ask(PROMPTS[0])
+    engine.weights = 0
+    engine.faults.clear()
+    with logged("vllm.kvdepot.probes") as lines:
+        for asked in PROMPTS[1:11]:
+            assert engine.ask(asked) == [0]
+            engine.reset(external=False)
+    assert "10 probes in a row have agreed" in str(lines)
+    assert engine.ask(PROMPTS[12]) == [WHOLE]
+    engine.reset(external=False)
+    # Its last block was refused; it stays stored.
+    assert engine.ask(PROMPTS[0]) == [WHOLE - BLOCK]
+    assert engine.faults == []
+    assert not quarantine.directory().exists()
+    engine = engines.start(KINDS["full"], probe_every=0)
+    assert engine.ask(PROMPTS[0]) == [WHOLE]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gate_serves_nothing_before_the_first_hit_has_agreed(engines: Engines, kind: str) -> None:
+    engine = restarted(engines, kind, probe_first="gate")
+    for several in (PROMPTS[:4], PROMPTS[4:8]):
+        assert engine.ask(*several) == [0] * 4
+    assert engine.faults == []
+    assert probed(engine, "differed") > 1
+    for file in quarantine.directory().iterdir():
+        file.unlink()
+    engine = engines.start(KINDS[kind], probe_every=1000, probe_first="gate")
+    # The one that is looked up with the first one does not wait: it misses.
+    assert engine.ask(*PROMPTS[8:10]) == [0, 0]
+    assert engine.ask(PROMPTS[10])[0] > 0
+    assert probed(engine, "differed") == 0
+    assert engine.faults == []
+
+
+def test_a_gate_opens_for_the_next_if_the_first_one_comes_to_nothing(engines: Engines) -> None:
+    engines.start(KINDS["full"]).ask(*PROMPTS)
+    engine = engines.start(KINDS["full"], probe_every=1000, probe_first="gate")
+    name = engine.add(PROMPTS[0])
+    engine.step()
+    engine.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
+    engine.settle()
+    assert engine.ask(PROMPTS[1]) == [0]
+    assert engine.ask(PROMPTS[2]) == [WHOLE]
+    assert engine.faults == []
+
+
+def test_without_probes_nothing_is_compared(engines: Engines) -> None:
+    engine = restarted(engines, probe_every=0)
+    assert engine.ask(PROMPTS[0]) == [WHOLE]
+    assert all(name != "kvdepot_probe_blocks" for name, _ in engine._counters)
+    with pytest.raises(kvdepot.ConfigError, match="probe_first: 'gate' is not allowed"):
+        engines.start(KINDS["full"], probe_every=0, probe_first="gate")
+
+
+def test_an_engine_that_only_loads_compares_too(engines: Engines) -> None:
+    engines.start(KINDS["full"]).ask(*PROMPTS)
+    stored = len(engines.blocks())
+    engine = engines.start(
+        KINDS["full"], beside=lambda ours: ours | {"kv_role": "kv_consumer"}, probe_every=1
+    )
+    engine.weights = 1
+    for asked in PROMPTS[:3]:
+        engine.ask(asked)
+    assert probed(engine, "differed") > 1
+    assert quarantine.directory().exists()
+    assert len(engines.blocks()) == stored
+
+
+def test_a_corrupt_block_is_not_taken_for_one_that_differs(engines: Engines) -> None:
+    engine = engines.start(KINDS["full"], probe_every=1)
+    engine.connector.manager.probes._random.seed(3)
+    engine.ask(PROMPTS[0])
+    last = max(engines.blocks(), key=lambda record: record.sequence)
+    flip(engines.arena, last.extents[0][0] + 77)
+    engine.reset(external=False)
+    engine.ask(PROMPTS[0])
+    assert probed(engine, "differed") == 0
+    assert probed(engine, "corrupt") == 1
+    engine.reset(external=False)
+    engine.ask(PROMPTS[0])
+    assert engine.faults == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_any_mixture_probes_agree_and_hold_nothing(
+    engines: Engines, worker: str, kind: str, seed: int, rounds: int
+) -> None:
+    """Preemption, aborts, resets, little memory, prompts with common beginnings."""
+    drawn = random.Random(f"{seed} {worker} {kind} probes")
+    for _ in range(rounds):
+        engine = engines.start(
+            KINDS[kind],
+            engine={
+                "blocks": drawn.choice([24, 40, 64]) * len(KINDS[kind]),
+                "batched_tokens": drawn.choice([16, 48, 200]),
+                "prefix_caching": drawn.random() < 0.7,
+            },
+            probe_every=drawn.choice([1, 3]),
+            probe_first=drawn.choice(["detect", "gate"]),
+            blocks_per_chunk=drawn.choice([1, 4]) if len(KINDS[kind]) == 1 else 1,
+        )
+        stems = [prompt(drawn.randrange(1 << 30), 250) for _ in range(3)]
+        for _ in range(12):
+            names = [
+                engine.add(drawn.choice(stems)[: drawn.randrange(20, 250)], drawn.choice([1, 40]))
+                for _ in range(drawn.choice([1, 2, 4]))
+            ]
+            for _ in range(drawn.randrange(20)):
+                engine.step()
+            gone = [name for name in names if drawn.random() < 0.2]
+            engine.scheduler.finish_requests(gone, RequestStatus.FINISHED_ABORTED)
+            engine.settle()
+            if drawn.random() < 0.5:
+                engine.reset(external=drawn.random() < 0.3)
+        assert engine.faults == []
+        assert probed(engine, "differed") == 0
+        assert engine.connector.manager.probes._plans == {}
+        assert engine.connector.manager._tickets == {}
+        state = engine.connector.manager.depot.stats()["tiers"]["Dax"]
+        assert (state["reserved_blocks"], state["pinned_blocks"]) == (0, 0)
