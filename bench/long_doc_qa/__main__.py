@@ -51,6 +51,8 @@ class Reader:
             "kv_role": "kv_both",
             "kv_connector_extra_config": {
                 "pipeline": "Dax",
+                # A probe would compute a part of the first document.
+                "probe_every": 0,
                 "dax": {"path": str(arenas / way), "capacity": int(held * 1.25) + GIB // 4},
             },
         }

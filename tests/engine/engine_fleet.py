@@ -148,7 +148,8 @@ class Fleet:
             "kv_connector": "KvdepotConnector",
             "kv_connector_module_path": "kvdepot.vllm",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": plan.settings(self.arena(plan)),
+            # A probe would compute a part of what is found, which tests count.
+            "kv_connector_extra_config": {"probe_every": 0} | plan.settings(self.arena(plan)),
         }
         if plan.beside:
             transfer = {

@@ -12,7 +12,10 @@ pytest.importorskip("vllm")
 
 from engine_double import BLOCK, EngineDouble
 from engine_harness import flip, logged
+from engine_manager import World as ManagerWorld
+from engine_manager import context, key
 from kvdepot.engine import quarantine
+from kvdepot.vllm.jobs import Difference, Plan, WorkerReport
 from test_scheduling import KINDS, Engines, engines, prompt, worker
 from vllm.v1.request import RequestStatus
 
@@ -190,6 +193,26 @@ def test_a_corrupt_block_is_not_taken_for_one_that_differs(engines: Engines) -> 
     engine.reset(external=False)
     engine.ask(PROMPTS[0])
     assert engine.faults == []
+
+
+@pytest.mark.parametrize("differs", [None, 0, 1])
+def test_a_block_agrees_if_it_does_on_every_rank(differs: int | None) -> None:
+    world = ManagerWorld(2)
+    name = key("a")
+    world.store(name)
+    manager = world.manager
+    plan = manager.probes._plans["probe"] = Plan(0, 1, (b"", ()), admitted=True)
+    spec = manager.prepare_store([name], context("probe", name)).store_spec
+    assert [group.compared for group in spec.groups] == [{0}]
+    for rank in range(2):
+        assert plan.under_way == 1
+        layers = {"layer": 0.7} if rank == differs else {}
+        report = WorkerReport(checksums=[None], differences={0: Difference(0.7, layers)})
+        manager.apply({spec.ticket: {rank: report}})
+    assert manager.probes.doubtful is (differs is not None)
+    assert manager.probes.refused == ({(0, name[:-4])} if differs is not None else set())
+    assert (world.depot.stats()["tiers"]["Cache"]["pinned_blocks"] or 0) == 0
+    world.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)

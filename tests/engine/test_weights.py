@@ -143,6 +143,8 @@ class TestFull:
         else:
             pytest.fail("no page is left out")
         assert engine_weights.of_file(file, "full") != before
+        # Where default arenas are, too.
+        assert (tmp_path / "cache/kvdepot").stat().st_mode & 0o777 == 0o700
 
     def test_a_file_that_is_as_it_was_is_not_read_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

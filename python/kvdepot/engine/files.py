@@ -9,8 +9,8 @@ from pathlib import Path
 
 def cache_directory() -> Path:
     """`kvdepot` in `$XDG_CACHE_HOME`, or in `.cache` of the home directory; it may not exist."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "kvdepot"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "kvdepot"
 
 
 def write(path: Path, text: str) -> None:

@@ -277,9 +277,10 @@ def relative(piece: Piece, ours: Bytes, stored: Bytes) -> float:
         norms = np.linalg.norm(other, axis=1)
         differences = np.linalg.norm(one - other, axis=1)
         against = np.maximum(norms, SMALL * np.mean(norms))
-        found = np.where((one == other).all(axis=1), 0.0, differences / against)
-    # Rows that are not numbers, or differ from rows that are zero.
-    return float(np.nan_to_num(found, nan=np.inf).max(initial=0.0))
+        same = ((one == other) | (np.isnan(one) & np.isnan(other))).all(axis=1)
+        found = np.where(same, 0.0, differences / against)
+    # Numbers where the other row has none.
+    return float(np.where(np.isnan(found), np.inf, found).max(initial=0.0))
 
 
 def _floats(piece: Piece, pages: Bytes) -> Floats:
