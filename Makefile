@@ -273,9 +273,10 @@ bench-identity: package $(VENV)/.vllm ## Whether an engine is served KV that ano
 # The real model is the demo's.
 .PHONY: bench-probes
 bench-probes: package $(VENV)/.vllm $(VENV)/.model ## Differences that probes find in equal engines and in others; what a probe costs
-	$(BIN)/python -m vllm_demo.smollm build/demo/model
+	PYTHONPATH=examples $(BIN)/python -m vllm_demo.smollm build/demo/model
 	PYTHONPATH=bench $(BIN)/python -m identity.tolerances --model build/demo/model $(BENCH_FLAGS)
 	PYTHONPATH=bench $(BIN)/python -m identity.probe_cost --model build/demo/model
+
 # --quick ends in some five minutes; all of it takes half an hour on two cores.
 .PHONY: bench-vllm
 bench-vllm: package $(VENV)/.vllm ## vLLM's own serving benchmark: full compute, its cache, kvdepot
