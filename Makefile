@@ -277,6 +277,11 @@ bench-probes: package $(VENV)/.vllm $(VENV)/.model ## Differences that probes fi
 	PYTHONPATH=bench $(BIN)/python -m identity.tolerances --model build/demo/model $(BENCH_FLAGS)
 	PYTHONPATH=bench $(BIN)/python -m identity.probe_cost --model build/demo/model
 
+.PHONY: bench-burst
+bench-burst: package $(VENV)/.vllm $(VENV)/.model ## Requests at once over one stored prefix, from kvdepot and from vLLM's own cache
+	PYTHONPATH=examples $(BIN)/python -m vllm_demo.smollm build/demo/model
+	PYTHONPATH=bench $(BIN)/python -m burst --model build/demo/model $(BENCH_FLAGS)
+
 # --quick ends in some five minutes; all of it takes half an hour on two cores.
 .PHONY: bench-vllm
 bench-vllm: package $(VENV)/.vllm ## vLLM's own serving benchmark: full compute, its cache, kvdepot

@@ -1,0 +1,1 @@
+"""Requests at once over one stored prefix."""

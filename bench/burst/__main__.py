@@ -1,0 +1,143 @@
+"""Requests that come at once and share one stored prefix: its blocks are to be read once.
+
+One engine answers the same burst in turns from its own prefix cache, and from kvdepot with that
+cache emptied before. The limit is the time from its own cache and one and a half times the load of
+the prefix by a single request. Printed beside it: the bytes that kvdepot read, relative to those of
+the prefix.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import program
+
+QUESTION_TOKENS = 20
+LOAD_FACTOR = 1.5
+MOST_BYTES = 1.1
+
+
+def main() -> int:
+    """The figures; 1 where the burst takes longer, or reads more, than it may."""
+    options = program.parser("burst", __doc__)
+    options.add_argument("--model", required=True, help="directory of a model")
+    options.add_argument("--tokens", type=int, default=7936, help="of the prefix")
+    options.add_argument("--requests", type=int, default=32, help="of a burst")
+    options.add_argument("--rounds", type=int, default=5)
+    given = options.parse_args()
+    os.environ |= {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }
+    with tempfile.TemporaryDirectory(prefix="burst") as at:
+        seconds, read = _measure(given, Path(at))
+    own, depot, one, none = (statistics.median(seconds[way]) for way in seconds)
+    load = one - none
+    limit = own + LOAD_FACTOR * load
+    row = {
+        "bench": "burst",
+        "tokens": given.tokens,
+        "requests": given.requests,
+        "own_cache_s": own,
+        "kvdepot_s": depot,
+        "load_s": load,
+        "limit_s": limit,
+        "read_over_prefix": read,
+    }
+    if given.json:
+        print(json.dumps(row))
+    else:
+        print(
+            f"{given.requests} requests over {given.tokens} tokens: {own:.3f} s from vLLM's own "
+            f"cache, {depot:.3f} s from kvdepot; one load {load:.3f} s, so the limit is "
+            f"{limit:.3f} s; read {read:.2f} x the prefix"
+        )
+    return int(depot > limit or read > MOST_BYTES)
+
+
+def _measure(given: Any, here: Path) -> tuple[dict[str, list[float]], float]:
+    """Seconds of each way in each round, and bytes read by a burst over those of the prefix."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model=given.model,
+        dtype="bfloat16",
+        max_model_len=given.tokens + 256,
+        max_num_seqs=given.requests,
+        disable_log_stats=True,
+        enforce_eager=True,
+        kv_transfer_config={
+            "kv_connector": "KvdepotConnector",
+            "kv_connector_module_path": "kvdepot.vllm",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {
+                "pipeline": "Dax",
+                "dax": {"path": str(here / "arena"), "capacity": "2GiB"},
+                "probe_every": 0,
+            },
+        },
+    )
+    core: Any = llm.llm_engine.engine_core
+    manager = core.engine_core.scheduler.connector.manager
+    drawn = random.Random(1)
+
+    def tokens(count: int) -> list[int]:
+        return [drawn.randrange(10, 10_000) for _ in range(count)]
+
+    prefix = tokens(given.tokens)
+    sampling = SamplingParams(temperature=0, max_tokens=1)
+
+    def ask(count: int, begin: list[int] = prefix) -> float:
+        prompts: Any = [
+            {"prompt_token_ids": [*begin, *tokens(QUESTION_TOKENS)]} for _ in range(count)
+        ]
+        start = time.perf_counter()
+        llm.generate(prompts, sampling, use_tqdm=False)
+        return time.perf_counter() - start
+
+    def emptied() -> None:
+        # What was stored before ends in the steps of this one.
+        ask(1, [5])
+        assert llm.reset_prefix_cache()
+
+    def read() -> int:
+        return int(manager.depot.stats()["tiers"]["Dax"]["hit_bytes"])
+
+    ask(1)
+    emptied()
+    before = read()
+    ask(1)
+    whole = read() - before
+    ways: dict[str, Callable[[], float]] = {
+        "own": lambda: ask(given.requests),
+        "kvdepot": lambda: ask(given.requests),
+        "one": lambda: ask(1),
+        "one, from its own cache": lambda: ask(1),
+    }
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    bytes_read = []
+    for _ in range(given.rounds):
+        for way, run in ways.items():
+            if way in ("kvdepot", "one"):
+                emptied()
+            before = read()
+            seconds[way].append(run())
+            if way == "kvdepot":
+                bytes_read.append((read() - before) / whole)
+    core.shutdown()
+    return seconds, statistics.median(bytes_read)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
