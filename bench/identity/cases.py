@@ -1,7 +1,21 @@
-"""Ways in which what an engine computes can change, and ways that change nothing."""
+"""Ways in which what an engine computes can change, and ways that change nothing.
+
+What has no case, because vLLM 0.32 does not run it on a CPU, or because it changes nothing there:
+
+* Quantization while weights are loaded, by another method than `fp8_per_channel`: `fp8`, `mxfp8`
+  and INT8 experts have no kernels, FP8 by block needs AMX, and `int8_per_channel_weight_only` and
+  `nvfp4_per_token` leave the linear layers as they are.
+* An environment variable that changes KV by more than the last bits.
+  `VLLM_MOE_ROUTING_SIMULATION_STRATEGY` ends in an error of the experts' kernel.
+  `VLLM_FLOAT32_MATMUL_PRECISION`, `VLLM_USE_HW_AGNOSTIC`, `ONEDNN_DEFAULT_FPMATH_MODE` and, without
+  AMX, `VLLM_DISABLED_KERNELS` change no answer; `VLLM_CPU_INT4_W4A8` needs AMX. So the case has a
+  variable of the order of sums.
+* Another image under an id that a request gave before: such ids are trusted, and it is served.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -36,8 +50,8 @@ class Case:
     make: Callable[[Path], tuple[Engine, Engine]]
     """The engines, over models that are made in a directory."""
     holes: Holes = ()
-    """What has to be taken out of kvdepot's names so that stale KV is served. Without any, the
-    case changes nothing: the second engine must be served."""
+    """What has to be taken out of kvdepot's names, or of vLLM's hashes, so that stale KV is served.
+    Without any, the case changes nothing: the second engine must be served."""
     prompts: Callable[[Path], Sequence[Prompt]] = lambda _: TEXT
     asked: Callable[[Path], Sequence[Prompt]] | None = None
     """What the second engine is asked, if that is something else."""
@@ -45,6 +59,21 @@ class Case:
     """Done between the two engines."""
     settings: dict[str, Any] = field(default_factory=dict)
     """kvdepot's own."""
+    asked_settings: dict[str, Any] | None = None
+    """The second engine's, if they are others."""
+    unservable: str = ""
+    """Why stale KV cannot be served whatever is taken out of the names, so that there is no
+    control."""
+    no_token: bool = False
+    """Whether the second engine must not be served anything: what it would be served is right, or
+    right but for the last bits."""
+    needs: Callable[[], str] = lambda: ""
+    """What the case needs and this machine does not have; nothing if it runs."""
+
+    @property
+    def harmless(self) -> bool:
+        """Whether nothing changes that counts."""
+        return not self.holes and not self.unservable
 
 
 def _llamas(**changes: Any) -> Callable[[Path], tuple[Engine, Engine]]:
@@ -90,6 +119,81 @@ def _dtypes(at: Path) -> tuple[Engine, Engine]:
 LORA = {"enable_lora": True, "max_lora_rank": 8}
 
 
+def _kv_dtypes(at: Path) -> tuple[Engine, Engine]:
+    """Of the same size: one of another size cannot be read at all."""
+    model = str(models.llama(at / "llama"))
+    first, second = ({"kv_cache_dtype": dtype} for dtype in ("fp8_e4m3", "fp8_e5m2"))
+    return Engine(model, first), Engine(model, second)
+
+
+def _no_avx512() -> str:
+    """vLLM's condition for an FP8 KV cache on a CPU."""
+    import torch
+
+    has = torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()
+    return "" if has else "AVX-512 or AMX"
+
+
+def _quantized(at: Path) -> tuple[Engine, Engine]:
+    """Of vLLM's methods that need no prepared weights, the one that needs no AMX."""
+    first = Engine(str(models.llama(at / "llama")), {"dtype": "bfloat16"})
+    return first, replace(first, options=first.options | {"quantization": "fp8_per_channel"})
+
+
+def _ranks(at: Path) -> tuple[Engine, Engine]:
+    # vLLM binds each rank to a NUMA node of its own otherwise.
+    first = Engine(
+        str(models.llama(at / "llama")), environment={"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    )
+    return first, replace(first, options={"tensor_parallel_size": 2})
+
+
+def _drafting(draft: Path) -> dict[str, Any]:
+    return {
+        "speculative_config": {
+            "method": "draft_model",
+            "model": str(draft),
+            "num_speculative_tokens": 3,
+        },
+        "per_request_spec_decode_metrics": "summary",
+    }
+
+
+def _drafts(at: Path) -> tuple[Engine, Engine]:
+    """The second engine's draft model is its target, so that all its drafts are accepted."""
+    target, other = models.llama(at / "target"), models.llama(at / "other", seed=1)
+    return Engine(str(target), _drafting(other)), Engine(str(target), _drafting(target))
+
+
+def _draft(at: Path) -> tuple[Engine, Engine]:
+    target = models.llama(at / "target")
+    engine = Engine(str(target), _drafting(target))
+    return engine, engine
+
+
+def _llama4(**changes: Any) -> Callable[[Path], tuple[Engine, Engine]]:
+    def make(at: Path) -> tuple[Engine, Engine]:
+        first = Engine(str(models.llama4(at / "llama4")))
+        return first, replace(first, **changes)
+
+    return make
+
+
+def _tuned(at: Path) -> None:
+    tuned = {"attn_temperature_tuning": True}
+    (at / "llama4/generation_config.json").write_text(json.dumps(tuned))
+
+
+def _code(at: Path) -> tuple[Engine, Engine]:
+    engine = Engine(str(models.with_code(at / "code")), {"trust_remote_code": True})
+    return engine, engine
+
+
+def _other_code(at: Path) -> None:
+    file = at / "code" / models.CODE_FILE
+    file.write_text(models.CODE.replace("(input_ids)", "(input_ids).flip(-1)"))
+
+
 def _adapters(at: Path) -> tuple[Engine, Engine]:
     models.adapter(at / "adapter")
     models.adapter(at / "other", seed=1)
@@ -128,9 +232,13 @@ def _other_processor(at: Path) -> None:
     file.write_text(changed)
 
 
-def _image(_: Path) -> Sequence[Prompt]:
+def _about(image: int, image_id: str | None = None) -> Callable[[Path], Sequence[Prompt]]:
     start, pad, end = models.VISION_START, models.IMAGE, models.VISION_END
-    return (Prompt([*tokens(70), start, pad, end, *tokens(90, seed=2)], image=1),)
+    prompt = [*tokens(70), start, pad, end, *tokens(90, seed=2)]
+    return lambda _: (Prompt(prompt, image=image, image_id=image_id),)
+
+
+_image = _about(1)
 
 
 def _salted(salt: str) -> Callable[[Path], Sequence[Prompt]]:
@@ -190,6 +298,8 @@ MEMORY: Holes = [
     for name in ("suspect", "_begin_sample")
 ]
 MODEL: Holes = [(OPTIONS, "_of_model", "m")]
+# vLLM's: salts, images and adapters in its hash of a block.
+HASHED: Holes = [("vllm.v1.core.kv_cache_utils", "generate_block_hash_extra_keys", (None, 0))]
 
 CHANGES = (
     Case("weights", _weights, WEIGHTS),
@@ -226,6 +336,63 @@ CHANGES = (
         ],
     ),
     Case(
+        "KV cache dtype",
+        _kv_dtypes,
+        [
+            (NAMESPACE, "layout_of_group", "l"),
+            (NAMESPACE, "_dtype", "d"),
+            (OPTIONS, "_KINDS", {"cache_config.cache_dtype": "harmless"}),
+        ],
+        needs=_no_avx512,
+    ),
+    Case(
+        "quantization",
+        _quantized,
+        # It is many options once vLLM has resolved it.
+        [(OPTIONS, "kind_of", "harmless")],
+    ),
+    Case("tensor parallelism", _ranks, unservable="a rank's part of a block has another size"),
+    Case(
+        "block size",
+        _llamas(options={"block_size": 64}),
+        unservable="vLLM hashes blocks of other tokens",
+    ),
+    Case("weights of a draft model", _drafts, WEIGHTS),
+    Case("remote code", _code, WEIGHTS, meanwhile=_other_code),
+    Case(
+        "length under Llama 4",
+        _llama4(options={"max_model_len": 40000}),
+        [(OPTIONS, "length_of", None)],
+    ),
+    Case(
+        "generation_config.json of Llama 4",
+        _llama4(),
+        [(OPTIONS, "length_of", None)],
+        meanwhile=_tuned,
+    ),
+    Case(
+        "an environment variable",
+        _llamas(environment={"VLLM_CPU_ATTN_SPLIT_KV": "0"}),
+        [(OPTIONS, "variables", ())],
+        no_token=True,
+    ),
+    Case(
+        "the setting `salt`",
+        _llamas(),
+        [(NAMESPACE, "with_epoch", None)],
+        settings={"salt": "one"},
+        asked_settings={"salt": "two"},
+        no_token=True,
+    ),
+    Case(
+        "a request's cache_salt",
+        _llamas(),
+        HASHED,
+        prompts=_salted("one"),
+        asked=_salted("two"),
+        no_token=True,
+    ),
+    Case(
         "LoRA files",
         _adapters,
         [("kvdepot.vllm.adapters.AdapterFingerprints", "of", "a")],
@@ -250,6 +417,15 @@ CHANGES = (
         [(NAMESPACE, "processor", "p")],
         prompts=_image,
         meanwhile=_other_processor,
+    ),
+    # The text before it is served.
+    Case("another image", _processor, HASHED, prompts=_about(1), asked=_about(2)),
+    Case(
+        "another image by the request's own id",
+        _processor,
+        HASHED,
+        prompts=_about(1, "one"),
+        asked=_about(2, "two"),
     ),
 )
 
@@ -286,6 +462,7 @@ N_GRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4
 # Features of the engine: the second engine is served what the first has stored, and answers alike.
 FEATURES = (
     Case("speculative decoding by n-grams", _alike(speculative_config=N_GRAM), prompts=_ladder),
+    Case("speculative decoding by a draft model", _draft, prompts=_ladder),
     Case("priority scheduling", _alike(scheduling_policy="priority")),
     Case(
         "a hybrid of attention and gated delta nets",

@@ -33,6 +33,8 @@ class Prompt:
     tokens: list[int]
     image: int | None = None
     """Number of the image that stands in the prompt."""
+    image_id: str | None = None
+    """The id that the request itself gives the image, which vLLM then hashes no more."""
     adapter: str | None = None
     """Path of the LoRA adapter that it runs under."""
     salt: str | None = None
@@ -68,10 +70,13 @@ class Answer:
     logprobs: list[float]
     cached: int
     """Tokens that were served and not computed."""
+    accepted: int = 0
+    """Tokens of a draft that were accepted, where the engine counts them."""
 
     def differs(self, other: Answer) -> bool:
         """Whether the engines did not compute the same."""
-        if self.tokens != other.tokens:
+        # Stale KV of a draft model changes no answer: its drafts are accepted less often.
+        if (self.tokens, self.accepted) != (other.tokens, other.accepted):
             return True
         pairs = zip(self.logprobs, other.logprobs, strict=True)
         return any(abs(one - two) > TOLERANCE for one, two in pairs)
@@ -102,6 +107,8 @@ class Engines:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_LOGGING_LEVEL": "WARNING",
             "TOKENIZERS_PARALLELISM": "false",
+            # Where transformers copies code that comes with a model.
+            "HF_MODULES_CACHE": str(Path(self._directory.name) / "modules"),
             **os.environ,
         }
         with self.log.open("w") as log:
@@ -221,6 +228,7 @@ def _serve(
                     for token, one in zip(said.token_ids, said.logprobs, strict=True)
                 ],
                 "cached": output.num_cached_tokens or 0,
+                "accepted": _accepted(said.spec_decode_metrics),
             }
         )
     if engine["connector"]:
@@ -246,6 +254,11 @@ def _note_probes(probed: Probed) -> None:
         differs(self, difference)
 
     Collector.probed, Collector.differs = counted, noted
+
+
+def _accepted(drafts: Any) -> int:
+    """`drafts` are vLLM's counts of a request, None unless it is told to count."""
+    return 0 if drafts is None else sum(n * times for n, times in enumerate(drafts.histogram))
 
 
 def _hole(module: str, name: str, constant: Any) -> None:
@@ -293,6 +306,8 @@ def _prompt(prompt: dict[str, Any]) -> Any:
         random = numpy.random.default_rng(prompt["image"])
         pixels = random.integers(0, 255, (336, 336, 3), dtype=numpy.uint8)
         made["multi_modal_data"] = {"image": Image.fromarray(pixels)}
+    if prompt["image_id"] is not None:
+        made["multi_modal_uuids"] = {"image": [prompt["image_id"]]}
     return made
 
 

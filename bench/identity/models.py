@@ -26,6 +26,7 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": 0,
 }
 TRAINED_AT = 512
+CODE_FILE = "modeling_tiny.py"
 
 
 def llama(directory: Path, *, seed: int = 0, **changes: Any) -> Path:
@@ -52,6 +53,51 @@ def longrope(directory: Path) -> Path:
         "original_max_position_embeddings": TRAINED_AT,
     }
     return save(directory, 0, lambda: Phi3ForCausalLM(Phi3Config(**config)))
+
+
+def llama4(directory: Path) -> Path:
+    """A Llama 4 whose first layer has no RoPE: there its attention has a temperature, if it is
+    tuned. With the default of `floor_scale` that begins at 8192 tokens."""
+    from transformers import Llama4ForCausalLM, Llama4TextConfig
+
+    config = SHAPE | {
+        "intermediate_size_mlp": SHAPE["intermediate_size"],
+        "head_dim": 32,
+        "no_rope_layers": [0, 1],
+        "moe_layers": [],
+        "interleave_moe_layer_step": 0,
+        "floor_scale": 16,
+        "max_position_embeddings": 1 << 16,
+        "use_qk_norm": False,
+    }
+    return save(directory, 0, lambda: Llama4ForCausalLM(Llama4TextConfig(**config)))
+
+
+CODE = """
+from transformers import LlamaForCausalLM, LlamaModel
+
+
+class TinyModel(LlamaModel):
+    def forward(self, input_ids=None, position_ids=None, inputs_embeds=None, **others):
+        if inputs_embeds is None:
+            inputs_embeds = self.get_input_embeddings()(input_ids)
+        return super().forward(position_ids=position_ids, inputs_embeds=inputs_embeds, **others)
+
+
+class TinyForCausalLM(LlamaForCausalLM):
+    pass
+"""
+
+
+def with_code(directory: Path) -> Path:
+    """A Llama with Python code of its own, which does what transformers' does."""
+    names = {"AutoModel": "TinyModel", "AutoModelForCausalLM": "TinyForCausalLM"}
+    code = {key: f"{CODE_FILE.removesuffix('.py')}.{name}" for key, name in names.items()}
+    file = llama(directory) / "config.json"
+    config = {"architectures": ["TinyForCausalLM"], "auto_map": code}
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    (directory / CODE_FILE).write_text(CODE)
+    return directory
 
 
 def qwen3_next(directory: Path) -> Path:

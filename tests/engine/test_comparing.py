@@ -21,6 +21,7 @@ from vllm.v1.kv_cache_interface import (
 pytestmark = pytest.mark.unit
 
 ROWS, WIDTH = 6, 32
+OF_BFLOAT16 = TOLERANCES[torch.bfloat16]
 
 
 def pages(values: torch.Tensor, dtype: torch.dtype) -> Bytes:
@@ -31,7 +32,7 @@ def pages(values: torch.Tensor, dtype: torch.dtype) -> Bytes:
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_a_difference_is_relative_to_its_row(dtype: torch.dtype) -> None:
-    piece = Piece(0, ROWS, WIDTH, dtype)
+    piece = Piece(0, ROWS, WIDTH, dtype, 0.1)
     values = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
     stored = values.to(dtype).float()
     changed = stored.clone()
@@ -51,8 +52,21 @@ def test_a_difference_is_relative_to_its_row(dtype: torch.dtype) -> None:
     assert relative(piece, pages(changed, dtype), pages(stored, dtype)) < 0.01
 
 
+def test_what_is_no_number_on_both_sides_hides_nothing_else() -> None:
+    piece = Piece(0, ROWS, WIDTH, torch.float32, 0.1)
+    values = torch.ones(ROWS, WIDTH)
+    for same in (math.nan, math.inf):
+        values[0, 0] = same
+        near, far = values.clone(), values.clone()
+        near[1, 1] += 1e-5
+        far[0] = torch.where(torch.isfinite(far[0]), -far[0], far[0])
+        stored = pages(values, torch.float32)
+        assert relative(piece, pages(near, torch.float32), stored) < 1e-5
+        assert relative(piece, pages(far, torch.float32), stored) == pytest.approx(2)
+
+
 def test_what_is_no_number_differs_unless_it_is_the_same() -> None:
-    piece = Piece(0, ROWS, WIDTH, torch.float32)
+    piece = Piece(0, ROWS, WIDTH, torch.float32, 0.1)
     values = torch.ones(ROWS, WIDTH)
     broken = values.clone()
     broken[0, 0] = math.nan
@@ -71,12 +85,12 @@ def attention(dtype: torch.dtype, mode: KVQuantMode = KVQuantMode.NONE) -> FullA
 
 def layers(spec: object, cache_dtype: str = "auto", *names: str) -> list[Layer] | None:
     group = SimpleNamespace(kv_cache_spec=spec, layer_names=list(names or ("layer",)))
-    return layers_of([group], cache_dtype)[0]
+    return layers_of([group], torch.bfloat16, cache_dtype)[0]
 
 
 def test_pages_of_attention_and_of_states_are_known() -> None:
     found = layers(attention(torch.bfloat16))
-    assert found == [Layer("layer", [Piece(0, 2 * 16 * 2, WIDTH, torch.bfloat16)])]
+    assert found == [Layer("layer", [Piece(0, 2 * 16 * 2, WIDTH, torch.bfloat16, OF_BFLOAT16)])]
     fp8 = attention(torch.uint8, KVQuantMode.FP8_PER_TENSOR)
     for cache_dtype, dtype in (("fp8", torch.float8_e4m3fn), ("fp8_e5m2", torch.float8_e5m2)):
         found = layers(fp8, cache_dtype)
@@ -88,8 +102,9 @@ def test_pages_of_attention_and_of_states_are_known() -> None:
     found = layers(states)
     assert found is not None
     assert found[0].pieces == [
-        Piece(0, 3, 8, torch.bfloat16),
-        Piece(3 * 8 * 2, 8, 16, torch.float32),
+        Piece(0, 3, 8, torch.bfloat16, OF_BFLOAT16),
+        # Computed by layers of bfloat16.
+        Piece(3 * 8 * 2, 8, 16, torch.float32, OF_BFLOAT16),
     ]
     assert found[0].pieces[-1].end == states.page_size_bytes
     mixed = UniformTypeKVCacheSpecs(

@@ -38,6 +38,8 @@ def cases(of: tuple[Case, ...]) -> list[object]:
 def test_what_has_changed_is_not_served(
     engines: Engines, case: Case, request: pytest.FixtureRequest
 ) -> None:
+    if missing := case.needs():
+        pytest.skip(f"needs {missing}")
     with_control = request.node.get_closest_marker("stress") is not None
     row = run(engines, case, with_control=with_control)
     if "sampled" not in case.name:

@@ -16,7 +16,8 @@ from engine_manager import World as ManagerWorld
 from engine_manager import context, key
 from kvdepot.engine import quarantine
 from kvdepot.vllm.jobs import Difference, Plan, WorkerReport
-from test_scheduling import KINDS, Engines, engines, prompt, worker
+from kvdepot.vllm.memory_weights import MemoryWeights
+from test_scheduling import KINDS, Engines, engines, multi, prompt, worker
 from vllm.v1.request import RequestStatus
 
 __all__ = ["engines", "worker"]
@@ -29,8 +30,9 @@ WHOLE = 150 // BLOCK * BLOCK
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache directory of the test's own."""
+    """A cache directory of the test's own; and other weights stand for whatever is in no name."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(MemoryWeights, "suspect", lambda *_, **__: None)
 
 
 def restarted(engines: Engines, kind: str = "full", **settings: object) -> EngineDouble:
@@ -105,6 +107,74 @@ def test_after_three_probes_that_fail_the_namespace_is_not_used_any_more(engines
     engine = engines.start(KINDS["full"], probe_every=1000)
     assert engine.ask(PROMPTS[4])[0] > 0
     assert engine.faults == []
+
+
+def test_weights_that_changed_in_memory_are_noticed_by_a_probe_and_their_namespace_is_sound(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    engine = restarted(engines)
+    with logged("vllm.kvdepot.weights") as lines:
+        engine.ask(PROMPTS[0])
+        assert engine.ask(*PROMPTS[1:6]) == [0] * 5
+    assert "changed in a way that kvdepot does not watch" in str(lines)
+    assert not engine.connector.manager.probes.quarantined
+    engine = engines.start(KINDS["full"], probe_every=1000)
+    assert engine.ask(PROMPTS[6])[0] > 0
+    assert engine.faults == []
+
+
+def test_a_doubt_ends_with_what_it_is_about(engines: Engines) -> None:
+    engine = restarted(engines, on_reset="clear")
+    engine.ask(PROMPTS[0])
+    assert engine.connector.manager.probes.doubtful
+    engine.reset(external=True)
+    engine.ask(PROMPTS[0])
+    engine.reset(external=False)
+    assert engine.ask(PROMPTS[0])[0] > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_doubt_nothing_is_served_after_a_preemption_either(engines: Engines, kind: str) -> None:
+    engine = restarted(engines, kind)
+    name = engine.add(PROMPTS[0], output_tokens=40)
+    engine.run_until(lambda: engine.connector.manager.probes.doubtful)
+    engine.faults.clear()
+    scheduler = engine.scheduler
+    assert scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=False)
+    loads = engine.counted("kvdepot_moved_blocks", ("load", "Dax"))
+    engine.run_until(lambda: name not in scheduler.requests)
+    engine.settle()
+    assert engine.counted("kvdepot_moved_blocks", ("load", "Dax")) == loads
+    assert engine.faults == []
+
+
+def test_a_gate_that_is_dropped_by_a_doubt_opens_again(engines: Engines) -> None:
+    engine = restarted(engines, probe_first="gate")
+    engine.ask(PROMPTS[0])
+    probes = engine.connector.manager.probes
+    assert probes.doubtful
+    assert False not in probes._state.kinds.values()
+
+
+def test_beside_another_connector_there_are_no_probes(engines: Engines) -> None:
+    engines.start(KINDS["full"]).ask(*PROMPTS)
+    engine = engines.start(
+        KINDS["full"], beside=lambda ours: multi(ours), probe_every=1, probe_first="detect"
+    )
+    engine.ask(prompt(80, 40))
+    assert engine.ask(PROMPTS[0]) == [WHOLE]
+
+
+def test_where_no_directory_can_be_read_nothing_is_in_quarantine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for at in ("/dev/null", "/proc/1/fd"):
+        monkeypatch.setenv("XDG_CACHE_HOME", at)
+        assert quarantine.read(bytes(16)) is None
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/dev/null")
+    assert quarantine.read(bytes(16)) is None
 
 
 def test_after_ten_probes_that_agree_hits_are_served_again_but_not_the_block_that_differed(
@@ -201,7 +271,7 @@ def test_a_block_agrees_if_it_does_on_every_rank(differs: int | None) -> None:
     name = key("a")
     world.store(name)
     manager = world.manager
-    plan = manager.probes._plans["probe"] = Plan(0, 1, (b"", ()), admitted=True)
+    plan = manager.probes._plans["probe"] = Plan(0, 2, (b"", ()), admitted=True)
     spec = manager.prepare_store([name], context("probe", name)).store_spec
     assert [group.compared for group in spec.groups] == [{0}]
     for rank in range(2):

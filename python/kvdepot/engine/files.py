@@ -10,7 +10,7 @@ from pathlib import Path
 def cache_directory() -> Path:
     """`kvdepot` in `$XDG_CACHE_HOME`, or in `.cache` of the home directory; it may not exist."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".cache") / "kvdepot"
+    return (base if base.is_absolute() else Path(os.path.expanduser("~/.cache"))) / "kvdepot"
 
 
 def write(path: Path, text: str) -> None:
@@ -21,5 +21,10 @@ def write(path: Path, text: str) -> None:
     top.mkdir(mode=0o700, exist_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        file.write(text)
-    os.replace(file.name, path)
+        try:
+            file.write(text)
+            file.flush()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise

@@ -30,10 +30,9 @@ def read(digest: bytes) -> dict[str, Any] | None:
     path = _path(digest)
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError) as error:
-        return {"reason": f"{path}: {error}"}
+        # Without a directory that this user can read, there is none.
+        return {"reason": f"{path}: {error}"} if os.path.exists(path) else None
     try:
         found = json.loads(text)
     except ValueError:

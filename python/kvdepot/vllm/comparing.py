@@ -7,7 +7,6 @@ are read into memory of this module, and compared by a thread of its own, off th
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeAlias
@@ -29,7 +28,7 @@ from kvdepot.vllm.jobs import Difference
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Floats: TypeAlias = npt.NDArray[np.float32]
 
-# Bytes of copies that are held at once. A comparison that needs more waits for others to end.
+# Bytes of copies that are held at once. What needs more is not compared.
 HELD_BYTES = 512 << 20
 # How long the stored blocks are waited for.
 READ_SECONDS = 120.0
@@ -59,6 +58,7 @@ class Piece(NamedTuple):
     width: int
     """Elements of a row. In most layouts a row is the key or value of one token and head."""
     dtype: torch.dtype
+    tolerance: float
 
     @property
     def end(self) -> int:
@@ -73,7 +73,9 @@ class Layer(NamedTuple):
     pieces: Sequence[Piece]
 
 
-def layers_of(groups: Sequence[Any], cache_dtype: str) -> list[list[Layer] | None]:
+def layers_of(
+    groups: Sequence[Any], model_dtype: torch.dtype, cache_dtype: str
+) -> list[list[Layer] | None]:
     """For each KV group the layers of its pages; None for a group that has a page of another kind,
     which is not compared. `groups` are vLLM's, and `cache_dtype` is its `--kv-cache-dtype`."""
     found: list[list[Layer] | None] = []
@@ -82,28 +84,34 @@ def layers_of(groups: Sequence[Any], cache_dtype: str) -> list[list[Layer] | Non
         by_layer = spec.kv_cache_specs if isinstance(spec, UniformTypeKVCacheSpecs) else {}
         layers = []
         for name in group.layer_names:
-            pieces = _pieces(by_layer.get(name, spec), cache_dtype)
+            pieces = _pieces(by_layer.get(name, spec), model_dtype, cache_dtype)
             if pieces is not None:
                 layers.append(Layer(name, pieces))
         found.append(layers if len(layers) == len(group.layer_names) else None)
     return found
 
 
-def _pieces(spec: Any, cache_dtype: str) -> list[Piece] | None:
+def _pieces(spec: Any, model_dtype: torch.dtype, cache_dtype: str) -> list[Piece] | None:
+    def piece(offset: int, rows: int, width: int, dtype: torch.dtype) -> Piece:
+        # What is kept in more digits than it was computed with is no more precise.
+        tolerance = max(TOLERANCES[dtype], TOLERANCES.get(model_dtype, 0.0))
+        return Piece(offset, rows, width, dtype, tolerance)
+
     if isinstance(spec, MambaSpec):
+        if not TOLERANCES.keys() >= set(spec.dtypes):
+            return None
         pieces, offset = [], 0
         for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True):
-            piece = Piece(offset, math.prod(shape[:-1]), shape[-1], dtype)
-            pieces.append(piece)
-            offset = piece.end
-        return pieces if all(piece.dtype in TOLERANCES for piece in pieces) else None
+            pieces.append(piece(offset, math.prod(shape[:-1]), shape[-1], dtype))
+            offset = pieces[-1].end
+        return pieces
     if not isinstance(spec, AttentionSpec):
         return None
-    dtype = _element(spec, cache_dtype)
+    element = _element(spec, cache_dtype)
     width, length = spec.head_size, spec.unpadded_page_size_bytes
-    if dtype is None or dtype not in TOLERANCES or length % (width * dtype.itemsize):
+    if element is None or element not in TOLERANCES or length % (width * element.itemsize):
         return None
-    return [Piece(0, length // (width * dtype.itemsize), width, dtype)]
+    return [piece(0, length // (width * element.itemsize), width, element)]
 
 
 def _element(spec: AttentionSpec, cache_dtype: str) -> torch.dtype | None:
@@ -135,7 +143,7 @@ class Comparer:
         ]
         self._part = part
         self._pool: ThreadPoolExecutor | None = None
-        self._held: deque[tuple[Future[list[Outcome]], int]] = deque()
+        self._held: list[tuple[Future[list[Outcome]], int]] = []
         self._copied: list[Any] = []
 
     def begin(
@@ -145,18 +153,22 @@ class Comparer:
         placements: Sequence[bytes],
         blocks: npt.NDArray[np.int64],
     ) -> Future[list[Outcome]]:
-        """Compare vLLM's blocks, a row of IDs for each stored block, with the stored ones. What
-        vLLM's memory has of them is copied before this returns, or on a device before whatever
-        vLLM has it compute next. Raises `kvdepot.Error` if the stored blocks cannot be read."""
+        """Compare vLLM's blocks, a row of IDs for each stored block, with the stored ones; outcomes
+        of the first of them, as far as there is memory for copies. What vLLM's memory has of them
+        is copied before this returns, or on a device before whatever vLLM has it compute next.
+        Raises `kvdepot.Error` if the stored blocks cannot be read."""
         layers = self._layers[group]
-        if layers is None:
+        lengths = [ref.page_size_bytes for ref in self._refs[group]]
+        each = 2 * blocks.shape[1] * sum(lengths)
+        # The others are not compared.
+        chosen = self._room(each) if layers is not None else 0
+        placements, blocks = placements[:chosen], blocks[:chosen]
+        if layers is None or not placements:
             done: Future[list[Outcome]] = Future()
-            done.set_result([None] * len(placements))
+            done.set_result([])
             return done
         ids = blocks.reshape(-1)
-        lengths = [ref.page_size_bytes for ref in self._refs[group]]
-        size = 2 * len(ids) * sum(lengths)
-        self._make_room(size)
+        size = each * len(placements)
         computed, copied = self._copy(group, ids)
         memory = np.empty((len(ids), sum(lengths)), np.uint8)
         starts = np.cumsum([0, *lengths]).tolist()
@@ -191,11 +203,10 @@ class Comparer:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _make_room(self, size: int) -> None:
-        while self._held and (
-            self._held[0][0].done() or sum(held for _, held in self._held) + size > HELD_BYTES
-        ):
-            self._held.popleft()[0].exception()
+    def _room(self, size: int) -> int:
+        """How many blocks of a size may be copied now."""
+        self._held = [(future, held) for future, held in self._held if not future.done()]
+        return max(0, HELD_BYTES - sum(held for _, held in self._held)) // size
 
     def _copy(
         self, group: int, ids: npt.NDArray[np.int64]
@@ -207,7 +218,7 @@ class Comparer:
             pairs = zip(arrays, refs, strict=True)
             return [array[ids, : ref.page_size_bytes] for array, ref in pairs], list
         device = self._tensors[0].device
-        there = torch.from_numpy(ids).to(device)
+        there = torch.from_numpy(ids).to(device, non_blocking=True)
         copies = [self._tensors[ref.tensor_idx][there, : ref.page_size_bytes] for ref in refs]
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(device))
@@ -262,7 +273,7 @@ def _difference(
         found = 0.0
         for piece in layer.pieces:
             of_piece = relative(piece, one, other)
-            exceeded |= of_piece > TOLERANCES[piece.dtype]
+            exceeded |= of_piece > piece.tolerance
             found = max(found, of_piece)
         if exceeded:
             differing[layer.name] = found
@@ -274,11 +285,14 @@ def relative(piece: Piece, ours: Bytes, stored: Bytes) -> float:
     """The largest relative difference of a row of one page or of several."""
     one, other = (_floats(piece, pages) for pages in (ours, stored))
     with np.errstate(all="ignore"):
+        # The same on both sides, and no number.
+        neither = ((one == other) | (np.isnan(one) & np.isnan(other))) & ~np.isfinite(other)
+        one, other = np.where(neither, 0, one), np.where(neither, 0, other)
         norms = np.linalg.norm(other, axis=1)
         differences = np.linalg.norm(one - other, axis=1)
-        against = np.maximum(norms, SMALL * np.mean(norms))
-        same = ((one == other) | (np.isnan(one) & np.isnan(other))).all(axis=1)
-        found = np.where(same, 0.0, differences / against)
+        typical = np.mean(norms[np.isfinite(norms)]) if np.isfinite(norms).any() else 0
+        against = np.maximum(norms, SMALL * typical)
+        found = np.where((one == other).all(axis=1), 0.0, differences / against)
     # Numbers where the other row has none.
     return float(np.where(np.isnan(found), np.inf, found).max(initial=0.0))
 

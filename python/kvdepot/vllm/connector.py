@@ -39,6 +39,7 @@ from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm import options as vllm_options
 from kvdepot.vllm import roles
 from kvdepot.vllm import settings as vllm_settings
+from kvdepot.vllm.comparing import layers_of
 from kvdepot.vllm.jobs import Group, Groups
 from kvdepot.vllm.manager import KvdepotManager
 from kvdepot.vllm.messages import KvdepotWorkerMetadata, RankGeometry
@@ -84,6 +85,8 @@ class KvdepotConnector(WatchingConnector):
                 self.manager.set_whole(self._is_whole)
             self.manager.stored = self._memory_weights.stored
             self.manager.role = roles.of(vllm_config.kv_transfer_config)
+            self.manager.probes.doubted = self._doubt_weights
+            self._check_probes()
             _say_policy(vllm_config)
             if vllm_config.cache_config.enable_prefix_caching:
                 self.manager.say_sizes(kv_cache_config.num_blocks)
@@ -220,7 +223,8 @@ class KvdepotConnector(WatchingConnector):
                 geometry.payload_bytes[position] for geometry in geometries[: self.manager.writers]
             ]
             window = config.sliding_window_size_in_chunks
-            groups[config.group_idx] = Group(position, namespace, parts, window)
+            tokens = config.tokens_per_chunk
+            groups[config.group_idx] = Group(position, namespace, parts, tokens, window)
             logger.info(
                 "kvdepot: KV group %d (%d layers) in blocks of %d tokens, %d bytes, namespace %s",
                 config.group_idx, len(names), config.tokens_per_chunk, sum(parts),
@@ -281,6 +285,9 @@ class KvdepotConnector(WatchingConnector):
     def _probed_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """What is found, or less of it, so that the rest is computed and compared."""
         name, probes = request.request_id, self.manager.probes
+        if not self.manager.alone and probes.off is None:
+            # What another connector loads would be taken for computed.
+            probes.switch_off("there is another connector beside kvdepot's")
         probes.look_up_again(name, num_computed_tokens)
         matched = super()._matched_tokens(request, num_computed_tokens)
         if matched[0] and probes.decide(
@@ -302,6 +309,8 @@ class KvdepotConnector(WatchingConnector):
         if cut is None:
             return most
         least = max(0, cut - num_computed_tokens)
+        # Where there are windows or states, vLLM takes one token less.
+        least += bool(least and self.scheduler._sliding_window_groups)
         return least if most is None else min(most, least)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -374,6 +383,23 @@ class KvdepotConnector(WatchingConnector):
     def _offloaded_groups(self) -> list[Any]:
         config = self._kv_cache_config
         return [config.kv_cache_groups[i] for i in get_offloading_group_ids(config)]
+
+    def _check_probes(self) -> None:
+        """Switch probes off where blocks of equal engines may differ, or none can be compared."""
+        config, groups = self._vllm_config, self._offloaded_groups()
+        speculative = config.speculative_config
+        dtypes = config.model_config.dtype, config.cache_config.cache_dtype
+        if speculative is not None and speculative.method != "ngram":
+            self.manager.probes.switch_off(
+                f"with speculative decoding by {speculative.method!r} the last tokens of a block "
+                "may differ"
+            )
+        elif not any(layers_of(groups, *dtypes)):
+            self.manager.probes.switch_off("the blocks of this KV cache cannot be compared")
+
+    def _doubt_weights(self) -> None:
+        """Blocks differ from what is computed: perhaps the weights in memory have changed."""
+        self._memory_weights.suspect("a probe that failed", doubted=False)
 
     def _hear_geometries(self, geometries: dict[int, RankGeometry]) -> None:
         """Name the blocks once all ranks have described themselves: the engine is running."""

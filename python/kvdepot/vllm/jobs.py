@@ -82,6 +82,8 @@ class Group:
     namespace: SafeNamespace
     part_bytes: list[int]
     """What each rank adds to a block."""
+    tokens: int = 1
+    """Of a block."""
     window: int | None = None
     """Blocks of a sliding window, which vLLM looks up from the last one back; None for others."""
 
@@ -130,6 +132,8 @@ class Plan:
     agreed: int = 0
     """Blocks."""
     failed: bool = False
+    unknown: bool = False
+    """Whether blocks could not be compared."""
     finished: bool = False
     """Whether the request is over."""
     short: bool = False
@@ -140,10 +144,11 @@ class Plan:
         """Whether all of the hit is computed, and compared."""
         return self.most == math.inf
 
-    def compares(self, key: OffloadKey, context: ReqContext) -> bool:
-        """Whether a block is to be compared."""
+    def compares(self, key: OffloadKey, context: ReqContext, tokens: int = 1) -> bool:
+        """Whether a block of so many tokens is to be compared. One that is stored before it is full
+        has bytes of nobody behind its end."""
         end = context.get_offload_key_position(key)
-        return end is not None and self.cut < end <= self.end
+        return end is not None and self.cut < end <= self.end and end % tokens == 0
 
 
 @dataclass

@@ -64,7 +64,6 @@ from kvdepot.vllm.tiers import INDEXED, SOURCES, say_smaller
 
 logger = init_logger("vllm.kvdepot.manager")
 
-# A test that says nothing of them has none.
 NO_PROBES = vllm_settings.ProbeSettings()
 
 # Reports come one or two steps after the one that they are about.
@@ -107,7 +106,7 @@ class KvdepotManager(OffloadingManager):
         self._near = depot.tiers[0]
         # Who has the index, or a tier, is asked without waiting for the answer.
         late = shared or any(tier not in INDEXED for tier in depot.tiers)
-        self.probes = Probes(probing, self.collector, self._doubt)
+        self.probes = Probes(probing, self.collector, self._look_up_again)
         self._questions = Questions(self.faults, late=late, refused=self.probes)
         self._socket = depot.socket
         self._ranks = ranks
@@ -154,8 +153,8 @@ class KvdepotManager(OffloadingManager):
         self._renew = renew
         self._steps_without_groups = None
 
-    def _doubt(self) -> None:
-        """A probe has failed: what was found for requests is not loaded."""
+    def _look_up_again(self) -> None:
+        """What was found for requests means something else."""
         self.forget_answers()
         if self.probes.quarantined:
             self._groups = {}
@@ -493,6 +492,7 @@ class KvdepotManager(OffloadingManager):
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Let go of the pins that no load took over, and no request waits with."""
         self._others_asked.clear()
+        self.probes.end_step()
         self._prompts.end_step(self._patience.waits)
         self._patience.end_step()
         if self._steps_without_groups is not None:
@@ -519,6 +519,7 @@ class KvdepotManager(OffloadingManager):
         if self._on_reset == "clear":
             for group in self._groups.values():
                 group.namespace.clear()
+            self.probes.forget()
         else:
             self._begin_epoch()
 

@@ -74,17 +74,24 @@ class State:
 class Probes:
     """Decides which requests are probed, and what follows."""
 
+    off: str | None = None
+    """Why there are none, though the settings ask for them."""
+
     def __init__(
-        self, settings: ProbeSettings, collector: Collector, stop: Callable[[], None]
+        self, settings: ProbeSettings, collector: Collector, changed: Callable[[], None]
     ) -> None:
-        """`stop` is called when hits may not be served as they were found any more."""
+        """`changed` is called when what was found for requests means something else."""
         self._every, self._first = settings.every, settings.first
         self._collector = collector
-        self._stop = stop
+        self._changed = changed
+        self.doubted: Callable[[], None] = lambda: None
+        """Called when a probe has failed."""
         self._random = random.Random()
         self._states: dict[tuple[bytes, ...], State] = {}
         self._state = State()
         self._plans: dict[str, Plan | None] = {}
+        # Requests whose last block to compare was offered in this step.
+        self._reached: set[str] = set()
 
     @property
     def doubtful(self) -> bool:
@@ -100,6 +107,18 @@ class Probes:
     def refused(self) -> Set[Ident]:
         """Stored blocks that are not served."""
         return self._state.refused
+
+    def switch_off(self, why: str) -> None:
+        """There are no probes from now on."""
+        if self._every:
+            self.off = why
+            say = logger.warning if self._first == GATE else logger.info
+            say("kvdepot: no hit is probed: %s", why)
+
+    def forget(self) -> None:
+        """Nothing is stored any more in the namespaces in use: no doubt is left."""
+        state = State(self._state.digests, quarantined=self._state.quarantined)
+        self._state = self._states[state.digests] = state
 
     def use(self, groups: Groups) -> Groups:
         """These KV groups are used from now on; none of them if one is in quarantine."""
@@ -129,13 +148,13 @@ class Probes:
 
     def look_up_again(self, request: str, computed: int) -> None:
         """The request is about to be looked up. What was decided stays, unless it is a lookup after
-        a preemption, or vLLM has computed more than the limit since."""
+        a preemption, or what vLLM itself has of the request has changed too much since."""
         plan = self._plans.get(request)
         if plan is None:
             return
         if plan.admitted:
             self._abandon(request, "preempted")
-        elif plan.waits or computed > plan.cut:
+        elif plan.waits or computed > plan.cut or (plan.whole and computed != plan.cut):
             del self._plans[request]
             self._forget_kind(plan)
 
@@ -145,7 +164,7 @@ class Probes:
         """Whether the request, of whose `hit` tokens vLLM has `computed` itself, is to be looked up
         again with a limit. `unit` is the number of tokens in a block."""
         name = request.request_id
-        if not self._every or name in self._plans:
+        if not self._every or self.off is not None or name in self._plans:
             return None
         plan = self._decide(request, computed, hit, unit, _kind(request, hit, beside))
         self._plans[name] = plan
@@ -198,12 +217,13 @@ class Probes:
 
     def admitted(self, request: str, loaded: bool) -> None:
         """The request begins to be computed; `loaded` is whether it is served something."""
-        plan = self._plans.get(request)
-        if plan is not None:
-            plan.admitted = True
         self._state.served += loaded
-        if plan is not None and plan.waits:
-            self._plans[request] = None
+        plan = self._plans.get(request)
+        if plan is not None and not plan.waits:
+            plan.admitted = True
+        else:
+            # After a preemption it is decided anew.
+            self._plans.pop(request, None)
 
     # ---- stores --------------------------------------------------------------------------------
 
@@ -220,8 +240,18 @@ class Probes:
         """vLLM has offered these, some of which are `compared`: a request's come in order."""
         plan.under_way += compared
         ends = (context.get_offload_key_position(key) or 0 for key in keys)
-        plan.offered |= max(ends, default=0) >= plan.end
-        self._close(context.req_id, plan)
+        if max(ends, default=0) >= plan.end:
+            # In this step other KV groups may follow.
+            self._reached.add(context.req_id)
+
+    def end_step(self) -> None:
+        """vLLM has offered what the last step has computed."""
+        for request in self._reached:
+            plan = self._plans.get(request)
+            if plan is not None:
+                plan.offered = True
+                self._close(request, plan)
+        self._reached.clear()
 
     def heard(self, store: StoreTicket) -> None:
         """All ranks have reported on a store that compares blocks."""
@@ -255,6 +285,7 @@ class Probes:
                 counted["not_compared"] += 1
         for result, count in counted.items():
             self._collector.probed(result, count)
+        plan.unknown |= counted["not_compared"] > 0
         self._close(store.request, plan)
 
     def finished(self, request: str) -> None:
@@ -265,7 +296,7 @@ class Probes:
             if plan is not None:
                 self._forget_kind(plan)
             return
-        plan.short = not plan.offered
+        plan.short = not plan.offered and request not in self._reached
         plan.offered = plan.finished = True
         self._close(request, plan)
 
@@ -281,22 +312,27 @@ class Probes:
     def _close(self, request: str, plan: Plan) -> None:
         if not plan.offered or plan.under_way or self._plans.get(request) is not plan:
             return
-        self._plans[request] = None
-        if plan.finished:
-            del self._plans[request]
+        del self._plans[request]
         state = self._state
         if plan.failed:
             self._forget_kind(plan)
             return
         if not plan.agreed or (plan.short and plan.whole):
             self._collector.probed("nothing", 1)
+            if plan.unknown and not plan.whole:
+                # The next one could not be compared, either.
+                state.kinds[plan.kind] = True
             self._forget_kind(plan)
             return
         state.served = 0
+        if state.kinds.get(plan.kind) is False and self._first == GATE:
+            # What waits was found not to be served.
+            self._changed()
         state.kinds[plan.kind] = True
         state.agreed += 1
         if state.doubtful and state.agreed >= AGREED_IN_A_ROW:
             state.doubtful, state.failed = False, 0
+            self._changed()
             logger.warning(
                 "kvdepot: %d probes in a row have agreed: what is stored is served again",
                 AGREED_IN_A_ROW,
@@ -313,8 +349,11 @@ class Probes:
         state.failed += 1
         state.doubtful = True
         # What was decided for requests that wait is void.
-        plans = self._plans.items()
-        self._plans = {name: one for name, one in plans if one is not None and one.admitted}
+        for name, one in list(self._plans.items()):
+            if one is None or not one.admitted:
+                del self._plans[name]
+            if one is not None and not one.admitted:
+                self._forget_kind(one)
         layers = {name: most for one in found for name, most in one.layers.items()}
         group = store.groups[store.idents[position][0]]
         text = (
@@ -332,7 +371,8 @@ class Probes:
         )  # fmt: skip
         if state.failed >= FAILED:
             self._quarantine(text)
-        self._stop()
+        self._changed()
+        self.doubted()
 
     def _quarantine(self, reason: str) -> None:
         self._state.quarantined = True

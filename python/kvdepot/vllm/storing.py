@@ -80,7 +80,8 @@ class Offered:
     def compare(self, plan: Plan, context: ReqContext) -> None:
         """Pin the blocks without room that are to be compared."""
         there = (index for index, one in enumerate(self._reservations) if one is None)
-        wanted = [index for index in there if plan.compares(self._keys[index], context)]
+        tokens = self._group.tokens
+        wanted = [index for index in there if plan.compares(self._keys[index], context, tokens)]
         if wanted:
             pins = self._group.namespace.pin([self._names[index] for index in wanted])
             self._pins = dict(zip(wanted, pins, strict=True))

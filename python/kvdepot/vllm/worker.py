@@ -127,6 +127,8 @@ class KvdepotWorker(OffloadingWorker):
         self._attach_after = 0.0
         self._jobs: dict[int, Job] = {}
         self._reports: Reports = {}
+        # Jobs that have ended, and whose comparisons have not.
+        self._compared: list[tuple[Job, WorkerReport]] = []
         self._invalid: dict[int, set[int]] = {}
 
     def payload_bytes(self) -> list[int]:
@@ -154,6 +156,8 @@ class KvdepotWorker(OffloadingWorker):
 
     def get_finished(self) -> list[TransferResult]:
         """The jobs that no longer touch vLLM's memory and whose outcome is known."""
+        if self._compared:
+            self._report_comparisons()
         if not self._jobs:
             return []
         start = time.perf_counter()
@@ -237,15 +241,19 @@ class KvdepotWorker(OffloadingWorker):
         """Begin to compare what is stored already."""
         for part in job.parts:
             indexes = part.comparable()
-            if indexes and self.comparer is not None:
-                placements, rows = part.chosen(indexes), part.rows_of(indexes)
+            if not indexes or self.comparer is None:
+                continue
+            placements, rows = part.chosen(indexes), part.rows_of(indexes)
+            try:
                 outcomes = self.comparer.begin(mover, part.group, placements, rows)
+            except Exception:
+                # For example without memory for the copies: it costs a probe.
+                logger.exception("kvdepot: blocks cannot be compared")
+            else:
                 job.comparisons.append(Comparing(part, indexes, outcomes))
 
     def _advance(self, job: Job) -> bool:
         """Whether the job has ended."""
-        if not all(comparing.outcomes.done() for comparing in job.comparisons):
-            return False
         ended = [
             self.faults.attempt("done", None, lambda move: move.done, moving.move)
             for moving in job.moves
@@ -314,7 +322,7 @@ class KvdepotWorker(OffloadingWorker):
             # What was started before an error is waited for; the rest counts as failed.
             self.faults.attempt("load" if load else "store", None, self._start, job, mover)
             if not load:
-                self.faults.attempt("compare", None, self._compare, job, mover)
+                self._compare(job, mover)
         self.path_seconds += time.perf_counter() - start
 
     def _detach(self) -> None:
@@ -341,11 +349,22 @@ class KvdepotWorker(OffloadingWorker):
                 self.faults.attempt("populate", None, self._mover.populate)
         return self._mover
 
+    def _report_comparisons(self) -> None:
+        """Report on the jobs whose comparisons have ended since. vLLM does not wait for them."""
+        for job, report in list(self._compared):
+            if all(comparing.outcomes.done() for comparing in job.comparisons):
+                self._compared.remove((job, report))
+                self._add_comparisons(job, report)
+                self._reports.setdefault(job.ticket, {})[self.rank] = report
+
     def _add_comparisons(self, job: Job, report: WorkerReport) -> None:
         for part, indexes, outcomes in job.comparisons:
-            nothing: list[Difference | bool | None] = [None] * len(indexes)
-            found = self.faults.attempt("compare", nothing, outcomes.result)
-            for index, outcome in zip(indexes, found, strict=True):
+            error = outcomes.exception()
+            if error is not None:
+                logger.error("kvdepot: blocks could not be compared: %r", error)
+                continue
+            # Those behind them were not compared.
+            for index, outcome in zip(indexes, outcomes.result(), strict=False):
                 if isinstance(outcome, Difference):
                     report.differences[part.first + index] = outcome
                 elif outcome is False:
@@ -370,8 +389,10 @@ class KvdepotWorker(OffloadingWorker):
             checksums = self._outcomes(job, _checksums)
             there = [checksum is not None for checksum in checksums]
             report = WorkerReport(checksums=checksums)
-            self._add_comparisons(job, report)
-        self._reports.setdefault(job.ticket, {})[self.rank] = report
+        if job.comparisons:
+            self._compared.append((job, report))
+        else:
+            self._reports.setdefault(job.ticket, {})[self.rank] = report
         moved = 0
         for part in job.parts:
             count = len(part.rows)
@@ -433,7 +454,8 @@ class KvdepotConnectorWorker(OffloadingConnectorWorker):
         super()._init_worker(kv_caches)
         config = self.kv_cache_config
         groups = [config.kv_cache_groups[number] for number in get_offloading_group_ids(config)]
-        layers = layers_of(groups, self.vllm_config.cache_config.cache_dtype)
+        model, cache = self.vllm_config.model_config, self.vllm_config.cache_config
+        layers = layers_of(groups, model.dtype, cache.cache_dtype)
         self.mover.comparer = Comparer(kv_caches, layers, self.mover.part)
 
     @property
