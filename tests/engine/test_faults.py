@@ -122,7 +122,7 @@ def test_no_hook_of_the_scheduler_raises(world: World) -> None:
     assert set(hooks) == set(offered), "a hook that this test does not know"
     answers = {name: hook() for name, hook in hooks.items() if name != "shutdown"}
     assert answers["lookup"] is LookupResult.MISS
-    assert answers["prepare_load"].groups == [(0, [None])]
+    assert [group.placements for group in answers["prepare_load"].groups] == [[None]]
     assert answers["prepare_store"].keys_to_store == []
     manager.apply({load.ticket: {0: WorkerReport(corrupt=[0])}, store.ticket: {0: report}})
     manager.apply({answers["prepare_load"].ticket: {0: WorkerReport(undelivered=[0])}})
