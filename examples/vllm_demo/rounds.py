@@ -190,7 +190,8 @@ class Demo:
             "kv_connector": "KvdepotConnector",
             "kv_connector_module_path": "kvdepot.vllm",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": settings,
+            # A probe would compute the last block of the first hit.
+            "kv_connector_extra_config": {"probe_every": 0} | settings,
         }
         return self._launch(
             name, ["--no-enable-prefix-caching", "--kv-transfer-config", json.dumps(transfer)]

@@ -254,6 +254,8 @@ class Story:
             "kv_role": "kv_both",
             "kv_connector_extra_config": {
                 "pipeline": PIPELINE,
+                # A probe would compute the last block of each server's first hit.
+                "probe_every": 0,
                 "cache": {"capacity": "768MiB"},
                 # It holds all blocks of the document: the connector drops what finds it full.
                 "write_back_depth": "512MiB",

@@ -16,6 +16,8 @@ def cache_directory() -> Path:
 def write(path: Path, text: str) -> None:
     """Write a whole file below `cache_directory`, or replace it; directories are made."""
     top = cache_directory()
+    if not top.is_absolute():
+        raise OSError("this user has no home directory; set XDG_CACHE_HOME to an absolute path")
     top.parent.mkdir(parents=True, exist_ok=True)
     # Default arenas are there, too, and only this user may read them.
     top.mkdir(mode=0o700, exist_ok=True)

@@ -203,6 +203,7 @@ class KvdepotConnector(WatchingConnector):
         manager.withheld = self._memory_weights.withheld
         # What requests and jobs have from before is not stored under another name.
         manager.drop_stores()
+        manager.probes.forget()
         self._stop_storing()
         if self._name is not None:
             # The old namespace ends even if the new one cannot be opened.
@@ -389,13 +390,18 @@ class KvdepotConnector(WatchingConnector):
         config, groups = self._vllm_config, self._offloaded_groups()
         speculative = config.speculative_config
         dtypes = config.model_config.dtype, config.cache_config.cache_dtype
+        why = None
         if speculative is not None and speculative.method != "ngram":
-            self.manager.probes.switch_off(
-                f"with speculative decoding by {speculative.method!r} the last tokens of a block "
-                "may differ"
-            )
+            why = f"speculative decoding by {speculative.method!r} may change a block's last tokens"
         elif not any(layers_of(groups, *dtypes)):
-            self.manager.probes.switch_off("the blocks of this KV cache cannot be compared")
+            why = "the blocks of this KV cache cannot be compared"
+        if why is None:
+            return
+        if self._settings.probes.first == vllm_settings.GATE:
+            raise kvdepot.ConfigError(
+                f"probe_first: 'gate' is not allowed here: {why}; use 'detect'"
+            )
+        self.manager.probes.switch_off(why)
 
     def _doubt_weights(self) -> None:
         """Blocks differ from what is computed: perhaps the weights in memory have changed."""

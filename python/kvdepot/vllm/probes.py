@@ -64,6 +64,8 @@ class State:
     """Probes in a row that agreed, since the doubt began."""
     failed: int = 0
     """Probes that failed since the doubt began."""
+    reason: str = ""
+    """What the last failure was."""
     served: int = 0
     """Requests that were served since a probe agreed."""
     quarantined: bool = False
@@ -252,6 +254,10 @@ class Probes:
                 plan.offered = True
                 self._close(request, plan)
         self._reached.clear()
+        # By now it was looked whether the weights have changed, which would have been the reason.
+        if self._state.failed >= FAILED and not self._state.quarantined:
+            self._quarantine(self._state.reason)
+            self._changed()
 
     def heard(self, store: StoreTicket) -> None:
         """All ranks have reported on a store that compares blocks."""
@@ -320,7 +326,7 @@ class Probes:
         if not plan.agreed or (plan.short and plan.whole):
             self._collector.probed("nothing", 1)
             if plan.unknown and not plan.whole:
-                # The next one could not be compared, either.
+                # Probably the next one could not be compared, either.
                 state.kinds[plan.kind] = True
             self._forget_kind(plan)
             return
@@ -369,8 +375,7 @@ class Probes:
             "namespace: please report it",
             text, state.served, AGREED_IN_A_ROW, FAILED,
         )  # fmt: skip
-        if state.failed >= FAILED:
-            self._quarantine(text)
+        state.reason = text
         self._changed()
         self.doubted()
 
