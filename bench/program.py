@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 
@@ -22,4 +23,17 @@ def parser(name: str, about: str | None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--json", action="store_true", help="one JSON object a line")
+    return made
+
+
+def parser_with_model(name: str, about: str | None) -> argparse.ArgumentParser:
+    """The same for a benchmark that runs one engine in its own process, over a real model."""
+    os.environ |= {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }
+    made = parser(name, about)
+    made.add_argument("--model", required=True, help="directory of a model")
     return made

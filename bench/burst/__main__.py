@@ -9,7 +9,6 @@ the prefix.
 from __future__ import annotations
 
 import json
-import os
 import random
 import statistics
 import sys
@@ -28,18 +27,11 @@ MOST_BYTES = 1.1
 
 def main() -> int:
     """The figures; 1 where the burst takes longer, or reads more, than it may."""
-    options = program.parser("burst", __doc__)
-    options.add_argument("--model", required=True, help="directory of a model")
+    options = program.parser_with_model("burst", __doc__)
     options.add_argument("--tokens", type=int, default=7936, help="of the prefix")
     options.add_argument("--requests", type=int, default=32, help="of a burst")
     options.add_argument("--rounds", type=int, default=5)
     given = options.parse_args()
-    os.environ |= {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-    }
     with tempfile.TemporaryDirectory(prefix="burst") as at:
         seconds, read = _measure(given, Path(at))
     own, depot, one, none = (statistics.median(seconds[way]) for way in seconds)

@@ -8,7 +8,6 @@ default of `probe_every`.
 from __future__ import annotations
 
 import json
-import os
 import random
 import statistics
 import sys
@@ -28,17 +27,10 @@ PROMPTS = 10
 
 def main() -> int:
     """The figures; 1 where a probe costs more than it may."""
-    options = program.parser("identity.probe_cost", __doc__)
-    options.add_argument("--model", required=True, help="directory of a model")
+    options = program.parser_with_model("identity.probe_cost", __doc__)
     options.add_argument("--tokens", type=int, default=2000, help="of a prompt")
     options.add_argument("--requests", type=int, default=1000, help="that are probed")
     given = options.parse_args()
-    os.environ |= {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-    }
     with tempfile.TemporaryDirectory(prefix="probe-cost") as at:
         served, probed, moved = _measure(given, Path(at))
     from kvdepot.vllm import settings

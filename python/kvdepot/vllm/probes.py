@@ -395,6 +395,7 @@ class Probes:
 
     def _abandon(self, request: str, result: str) -> None:
         plan = self._plans.pop(request)
+        self._reached.discard(request)
         if plan is not None:
             if plan.admitted:
                 self._collector.probed(result, 1)
