@@ -26,7 +26,9 @@ def parser(name: str, about: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def parser_with_model(name: str, about: str | None) -> argparse.ArgumentParser:
+def parser_with_model(
+    name: str, about: str | None, *, tokens: int, requests: int
+) -> argparse.ArgumentParser:
     """The same for a benchmark that runs one engine in its own process, over a real model."""
     os.environ |= {
         "HF_HUB_OFFLINE": "1",
@@ -36,4 +38,6 @@ def parser_with_model(name: str, about: str | None) -> argparse.ArgumentParser:
     }
     made = parser(name, about)
     made.add_argument("--model", required=True, help="directory of a model")
+    made.add_argument("--tokens", type=int, default=tokens, help="of a stored prompt")
+    made.add_argument("--requests", type=int, default=requests, help="that are measured")
     return made

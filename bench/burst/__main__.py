@@ -27,9 +27,7 @@ MOST_BYTES = 1.1
 
 def main() -> int:
     """The figures; 1 where the burst takes longer, or reads more, than it may."""
-    options = program.parser_with_model("burst", __doc__)
-    options.add_argument("--tokens", type=int, default=7936, help="of the prefix")
-    options.add_argument("--requests", type=int, default=32, help="of a burst")
+    options = program.parser_with_model("burst", __doc__, tokens=7936, requests=32)
     options.add_argument("--rounds", type=int, default=5)
     given = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="burst") as at:

@@ -27,9 +27,7 @@ PROMPTS = 10
 
 def main() -> int:
     """The figures; 1 where a probe costs more than it may."""
-    options = program.parser_with_model("identity.probe_cost", __doc__)
-    options.add_argument("--tokens", type=int, default=2000, help="of a prompt")
-    options.add_argument("--requests", type=int, default=1000, help="that are probed")
+    options = program.parser_with_model("identity.probe_cost", __doc__, tokens=2000, requests=1000)
     given = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="probe-cost") as at:
         served, probed, moved = _measure(given, Path(at))
