@@ -36,19 +36,18 @@ def test_a_difference_is_relative_to_its_row(dtype: torch.dtype) -> None:
     values = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
     stored = values.to(dtype).float()
     changed = stored.clone()
-    changed[2] *= 2
+    changed[:3] *= 2
     assert relative(piece, pages(stored, dtype), pages(stored, dtype)) == 0
     found = relative(piece, pages(changed, dtype), pages(stored, dtype))
     assert found == pytest.approx(1, rel=0.05)
-    # One of rows that are alike: it is not lost among them.
+    # Of equal engines a few rows may differ by much.
     changed = stored.clone()
     changed[5] = -changed[5]
-    assert relative(piece, pages(changed, dtype), pages(stored, dtype)) == pytest.approx(
-        2, rel=0.05
-    )
+    assert relative(piece, pages(changed, dtype), pages(stored, dtype)) == 0
     # A row that is nearly nothing is compared with a part of what the others are.
-    stored[1], changed = stored[1] / 4096, stored.clone()
-    changed[1] = 0
+    stored[:3] /= 4096
+    changed = stored.clone()
+    changed[:3] = 0
     assert relative(piece, pages(changed, dtype), pages(stored, dtype)) < 0.01
 
 
@@ -58,8 +57,8 @@ def test_what_is_no_number_on_both_sides_hides_nothing_else() -> None:
     for same in (math.nan, math.inf):
         values[0, 0] = same
         near, far = values.clone(), values.clone()
-        near[1, 1] += 1e-5
-        far[0] = torch.where(torch.isfinite(far[0]), -far[0], far[0])
+        near[1:, 1] += 1e-5
+        far = torch.where(torch.isfinite(far), -far, far)
         stored = pages(values, torch.float32)
         assert relative(piece, pages(near, torch.float32), stored) < 1e-5
         assert relative(piece, pages(far, torch.float32), stored) == pytest.approx(2)
@@ -69,7 +68,7 @@ def test_what_is_no_number_differs_unless_it_is_the_same() -> None:
     piece = Piece(0, ROWS, WIDTH, torch.float32, 0.1)
     values = torch.ones(ROWS, WIDTH)
     broken = values.clone()
-    broken[0, 0] = math.nan
+    broken[:, 0] = math.nan
     assert relative(piece, pages(broken, torch.float32), pages(values, torch.float32)) == math.inf
     nothing = torch.zeros(ROWS, WIDTH)
     assert relative(piece, pages(values, torch.float32), pages(nothing, torch.float32)) == math.inf
