@@ -47,6 +47,10 @@ class Shape:
     """The type of the keys and values."""
     make: Callable[[Path], Path]
     options: dict[str, Any]
+    tokens: tuple[int, int] = (70, 900)
+    """Of a prompt: at least, and fewer than."""
+    first: str = "detect"
+    """`probe_first`."""
 
 
 def _moe(directory: Path) -> Path:
@@ -63,6 +67,9 @@ def shapes(real: Path | None) -> Iterator[Shape]:
         yield Shape(f"experts, {elements}", elements, _moe, {"dtype": elements})
         if real is not None:
             yield Shape(f"real, {elements}", elements, lambda _: real, {"dtype": elements})
+    # Its blocks have more tokens than a probe may cost: the first hit is compared as a whole.
+    hybrid = {"dtype": "bfloat16", "max_model_len": 4096}
+    yield Shape("states", "bfloat16", models.qwen3_next, hybrid, (1100, 2300), "gate")
     for elements in ("fp8_e4m3", "fp8_e5m2"):
         options = {"dtype": "bfloat16", "kv_cache_dtype": elements}
         yield Shape(f"random, {elements}", elements, models.llama, options)
@@ -70,10 +77,10 @@ def shapes(real: Path | None) -> Iterator[Shape]:
             yield Shape(f"real, {elements}", elements, lambda _: real, options)
 
 
-def _prompts(count: int, vocabulary: int, seed: int) -> list[Prompt]:
-    drawn = random.Random(seed)
+def _prompts(count: int, vocabulary: int, shape: Shape) -> list[Prompt]:
+    drawn = random.Random(shape.name)
     return [
-        Prompt([drawn.randrange(10, vocabulary) for _ in range(drawn.randrange(70, 400))])
+        Prompt([drawn.randrange(10, vocabulary) for _ in range(drawn.randrange(*shape.tokens))])
         for _ in range(count)
     ]
 
@@ -85,17 +92,17 @@ def healthy(engines: Engines, shape: Shape, count: int) -> tuple[list[float], di
     with tempfile.TemporaryDirectory(prefix="tolerances") as at:
         model = shape.make(Path(at) / "model")
         config = json.loads((model / "config.json").read_text())
-        vocabulary = min(config["vocab_size"], 1 << 15)
+        vocabulary = min(config["vocab_size"] - 10, 1 << 15)
         first = Engine(str(model), shape.options, connector=kvdepot(Path(at) / "arena", {}))
         first = replace(first, output_tokens=80)
-        asked = _prompts(count, min(vocabulary, 250), seed=len(shape.name))
+        asked = _prompts(count, vocabulary, shape)
         answers = engines.ask(replace(first, together=True), asked)
         # What was decoded is computed as a prompt now.
         again = [
             Prompt([*prompt.tokens, *answer.tokens, 7, 8])
             for prompt, answer in zip(asked, answers, strict=True)
         ]
-        probing = kvdepot(Path(at) / "arena", {"probe_every": 1})
+        probing = kvdepot(Path(at) / "arena", {"probe_every": 1, "probe_first": shape.first})
         for together, batched in ((False, 2048), (True, 96), (True, 2048)):
             engine = replace(
                 first,
@@ -118,14 +125,16 @@ def hole(engines: Engines, case: Case, options: dict[str, Any]) -> list[float]:
         first, second = case.make(here)
         connector = kvdepot(here / "arena", case.settings | {"probe_every": 1})
         both = {"connector": connector, "holes": list(case.holes)}
-        engines.ask(_with(first, options, both), case.prompts(here))
+        engines.ask(_with(first, options, both, at), case.prompts(here))
         case.meanwhile(here)
-        engines.ask(_with(second, options, both), (case.asked or case.prompts)(here))
+        engines.ask(_with(second, options, both, at), (case.asked or case.prompts)(here))
         return engines.probed.differences
 
 
-def _with(engine: Engine, options: dict[str, Any], both: dict[str, Any]) -> Engine:
-    return replace(engine, options=engine.options | options, **both)
+def _with(engine: Engine, options: dict[str, Any], both: dict[str, Any], home: str) -> Engine:
+    # Nothing of the user's own is quarantined.
+    environment = engine.environment | {"XDG_CACHE_HOME": home}
+    return replace(engine, options=engine.options | options, environment=environment, **both)
 
 
 def main() -> int:

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import kvdepot
 import pytest
 
 pytest.importorskip("vllm")
 
-from engine_double import BLOCK, EngineDouble
+from engine_double import BLOCK, BYTES, EngineDouble
 from engine_harness import flip, logged
+from engine_lookups import MODELS, Lookups, hashes
+from engine_manager import PART, context, end_step, key
 from engine_manager import World as ManagerWorld
-from engine_manager import context, key
 from kvdepot.engine import quarantine
-from kvdepot.vllm.jobs import Difference, Plan, WorkerReport
+from kvdepot.vllm import comparing
+from kvdepot.vllm import probes as vllm_probes
+from kvdepot.vllm.beside import NOTHING, Beside
+from kvdepot.vllm.jobs import Difference, Group, Plan, WorkerReport
 from kvdepot.vllm.memory_weights import MemoryWeights
+from kvdepot.vllm.probes import Probes
+from kvdepot.vllm.settings import ProbeSettings
 from test_scheduling import KINDS, Engines, engines, multi, prompt, worker
+from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.request import RequestStatus
 
 __all__ = ["engines", "worker"]
 
 pytestmark = pytest.mark.integration
 
+SUSPECT = MemoryWeights.suspect
 PROMPTS = [prompt(seed, 150) for seed in range(40, 60)]
 WHOLE = 150 // BLOCK * BLOCK
 
@@ -79,9 +88,11 @@ def test_the_first_hit_after_a_restart_is_probed_and_nothing_stale_is_served_aft
     assert f"may be wrong: {int(first > 0)}." in str(lines)
     assert probed(engine, "differed") >= 1
     engine.faults.clear()
-    for asked in PROMPTS[1:]:
+    stored = len(engines.blocks())
+    for asked in (*PROMPTS[1:], prompt(81, 100)):
         assert engine.ask(asked) == [0]
     assert engine.faults == []
+    assert len(engines.blocks()) == stored, "nor is anything stored that others may be served"
 
 
 def test_after_three_probes_that_fail_the_namespace_is_not_used_any_more(engines: Engines) -> None:
@@ -112,7 +123,7 @@ def test_after_three_probes_that_fail_the_namespace_is_not_used_any_more(engines
 def test_weights_that_changed_in_memory_are_noticed_by_a_probe_and_their_namespace_is_sound(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.undo()
+    monkeypatch.setattr(MemoryWeights, "suspect", SUSPECT)
     engine = restarted(engines)
     with logged("vllm.kvdepot.weights") as lines:
         engine.ask(PROMPTS[0])
@@ -147,14 +158,6 @@ def test_in_doubt_nothing_is_served_after_a_preemption_either(engines: Engines, 
     engine.settle()
     assert engine.counted("kvdepot_moved_blocks", ("load", "Dax")) == loads
     assert engine.faults == []
-
-
-def test_a_gate_that_is_dropped_by_a_doubt_opens_again(engines: Engines) -> None:
-    engine = restarted(engines, probe_first="gate")
-    engine.ask(PROMPTS[0])
-    probes = engine.connector.manager.probes
-    assert probes.doubtful
-    assert False not in probes._state.kinds.values()
 
 
 def test_beside_another_connector_there_are_no_probes(engines: Engines) -> None:
@@ -271,6 +274,9 @@ def test_a_block_agrees_if_it_does_on_every_rank(differs: int | None) -> None:
     name = key("a")
     world.store(name)
     manager = world.manager
+    manager.probes._every = 1
+    waiting = SimpleNamespace(request_id="waiting", mm_features=[])
+    assert manager.probes.decide(waiting, 0, 128, 16, Beside(adapter=b"a")) is not None
     plan = manager.probes._plans["probe"] = Plan(0, 2, (b"", ()), admitted=True)
     spec = manager.prepare_store([name], context("probe", name)).store_spec
     assert [group.compared for group in spec.groups] == [{0}]
@@ -280,16 +286,127 @@ def test_a_block_agrees_if_it_does_on_every_rank(differs: int | None) -> None:
         report = WorkerReport(checksums=[None], differences={0: Difference(0.7, layers)})
         manager.apply({spec.ticket: {rank: report}})
     assert manager.probes.doubtful is (differs is not None)
+    # Of the kind of a request that waited, the next hit is the first one again.
+    assert list(manager.probes._state.kinds.values()) == ([False] if differs is None else [])
     assert manager.probes.refused == ({(0, name[:-4])} if differs is not None else set())
     assert (world.depot.stats()["tiers"]["Cache"]["pinned_blocks"] or 0) == 0
     world.close()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_hit_is_found_without_its_last_block_and_without_another(
+    tmp_path: Path, model: str
+) -> None:
+    looks = Lookups(tmp_path, model, probe_every=1)
+    names = hashes("a", 12)
+    looks.put(names)
+    assert looks.look(looks.request(names)) == 11 * BLOCK
+    looks.close()
+
+
+def test_blocks_of_all_kv_groups_that_end_with_the_hit_are_compared() -> None:
+    """vLLM offers a state's block by itself, before those of the other groups in the same step."""
+    world = ManagerWorld(1)
+    manager = world.manager
+    second = manager.depot.namespace(model="w", dtype="float32", block_tokens=16)
+    manager.set_groups({**world.groups(None), 1: Group(1, second, [PART])})
+    prompt = [key("a", group) for group in (1, 0)]
+    request = context("probe", *prompt)
+    for each in prompt:
+        request.set_offload_key_position(each, 16)
+        world.store(each)
+    manager.probes._plans["probe"] = Plan(0, 16, (b"", ()), admitted=True)
+    compared = [manager.prepare_store([each], request).keys_to_store for each in prompt]
+    assert compared == [[each] for each in prompt]
+    end_step(manager)
+    assert manager.prepare_store(prompt, request).keys_to_store == []
+    world.close()
+
+
+def test_a_block_that_was_stored_before_it_was_full_is_not_compared() -> None:
+    plan = Plan(16, 64, (b"", ()))
+    keys = [key(name) for name in "abcde"]
+    request = ReqContext("probe")
+    for each, end in zip(keys, (16, 32, 40, 64, 80), strict=True):
+        request.set_offload_key_position(each, end)
+    assert [plan.compares(each, request, 16) for each in keys] == [False, True, False, True, False]
+
+
+def test_a_request_that_waits_is_decided_anew_as_vllm_has_more_or_less_of_it() -> None:
+    world = ManagerWorld(1)
+    probes = Probes(ProbeSettings(1, "gate"), world.manager.collector, lambda: None)
+    request = SimpleNamespace(request_id="r", mm_features=[])
+    for computed in (64, 0, 32):
+        probes.look_up_again("r", computed)
+        assert probes.decide(request, computed, 128, 16, NOTHING) is not None
+        assert probes.cut("r") == computed
+    # Another one waits for its verdict meanwhile, and is the first one if it comes to nothing.
+    other = SimpleNamespace(request_id="s", mm_features=[])
+    waiting = probes.decide(other, 0, 128, 16, NOTHING)
+    assert waiting is not None
+    assert waiting.waits
+    probes.finished("r")
+    probes.look_up_again("s", 0)
+    first = probes.decide(other, 0, 128, 16, NOTHING)
+    assert first is not None
+    assert not first.waits
+    world.close()
+
+
+def test_with_an_image_the_probe_begins_before_the_last_block_of_it() -> None:
+    world = ManagerWorld(1)
+    probes = Probes(ProbeSettings(1000), world.manager.collector, lambda: None)
+    image = SimpleNamespace(modality="image", mm_position=SimpleNamespace(offset=40, length=20))
+    for name, features, hit, cut in (
+        ("text", [], 128, 112),
+        ("image", [image], 128, 48),
+        # Behind the hit it is no part of it: text, whose first hit was probed.
+        ("later", [image], 32, None),
+    ):
+        request = SimpleNamespace(request_id=name, mm_features=features)
+        probes.decide(request, 0, hit, 16, NOTHING)
+        assert probes.cut(name) == cut
+    world.close()
+
+
+def test_copies_for_comparisons_are_bounded(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines.start(KINDS["full"]).ask(PROMPTS[0])
+    # Each block is held twice.
+    monkeypatch.setattr(comparing, "HELD_BYTES", 2 * 3 * BLOCK * BYTES + 1)
+    engine = engines.start(
+        KINDS["full"], engine={"batched_tokens": 200}, probe_every=1, probe_first="gate"
+    )
+    assert engine.ask(PROMPTS[0]) == [0]
+    assert probed(engine, "agreed") == 3
+    assert probed(engine, "not_compared") == WHOLE // BLOCK - 3
+
+
+def test_without_memory_for_copies_nothing_is_compared_and_the_engine_goes_on(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(vllm_probes, "BEHIND_RANDOM", 0)
+    engines.start(KINDS["full"]).ask(PROMPTS[0])
+    engine = engines.start(KINDS["full"], probe_every=1)
+    for owner, name in ((comparing.Comparer, "_copy"), (comparing, "_difference")):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, fails)
+            engine.ask(PROMPTS[0])
+        engine.reset(external=False)
+    assert probed(engine, "not_compared") == 2
+    assert engine.counted("kvdepot_failed_calls", ("worker", "compare")) == 2
+    assert engine.faults == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_any_mixture_probes_agree_and_hold_nothing(
     engines: Engines, worker: str, kind: str, seed: int, rounds: int
 ) -> None:
-    """Preemption, aborts, resets, little memory, prompts with common beginnings."""
+    """Preemption, aborts, resets, damage, little memory, prompts with common beginnings."""
     drawn = random.Random(f"{seed} {worker} {kind} probes")
     for _ in range(rounds):
         engine = engines.start(
@@ -316,6 +433,8 @@ def test_in_any_mixture_probes_agree_and_hold_nothing(
             engine.settle()
             if drawn.random() < 0.5:
                 engine.reset(external=drawn.random() < 0.3)
+            if drawn.random() < 0.3 and (found := engines.blocks()):
+                flip(engines.arena, drawn.choice(found).extents[0][0] + 7)
         assert engine.faults == []
         assert probed(engine, "differed") == 0
         assert engine.connector.manager.probes._plans == {}

@@ -49,7 +49,7 @@ QUANTILE = 0.75
 # its own last digits are noise.
 SMALL = 0.25
 
-_NUMPY = {torch.float32: np.float32, torch.float16: np.float16, torch.float64: np.float64}
+_NUMPY = {torch.float32: np.float32, torch.float16: np.float16}
 
 
 class Piece(NamedTuple):

@@ -134,8 +134,6 @@ class Plan:
     failed: bool = False
     unknown: bool = False
     """Whether blocks could not be compared."""
-    finished: bool = False
-    """Whether the request is over."""
     short: bool = False
     """Whether it was over before all of its blocks were offered."""
 
@@ -145,8 +143,8 @@ class Plan:
         return self.most == math.inf
 
     def compares(self, key: OffloadKey, context: ReqContext, tokens: int = 1) -> bool:
-        """Whether a block of so many tokens is to be compared. One that is stored before it is full
-        has bytes of nobody behind its end."""
+        """Whether a block of so many tokens is to be compared. A block that is stored before it is
+        full has undefined bytes after its last token."""
         end = context.get_offload_key_position(key)
         return end is not None and self.cut < end <= self.end and end % tokens == 0
 

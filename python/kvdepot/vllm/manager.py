@@ -107,7 +107,7 @@ class KvdepotManager(OffloadingManager):
         # Who has the index, or a tier, is asked without waiting for the answer.
         late = shared or any(tier not in INDEXED for tier in depot.tiers)
         self.probes = Probes(probing, self.collector, self._look_up_again)
-        self._questions = Questions(self.faults, late=late, refused=self.probes)
+        self._questions = Questions(self.faults, late=late, refused=lambda: self.probes.refused)
         self._socket = depot.socket
         self._ranks = ranks
         self.writers = ranks if writers is None else writers
@@ -358,7 +358,7 @@ class KvdepotManager(OffloadingManager):
             found = [] if plan is None else [k for k in keys if plan.compares(k, req_context)]
         if self._whole is None:
             return found
-        # Of one that is partly out of a window, nobody knows what the missing bytes were.
+        # vLLM no longer has all bytes of a block that is partly out of a window.
         return [key for key in found if self._whole(key, req_context.req_id)]
 
     @property

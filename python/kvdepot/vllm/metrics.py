@@ -164,7 +164,8 @@ class Collector:
         self._changed = True
         self._counted: dict[tuple[str, str], int] = {}
         self._queued = (0, 0.0)
-        self._difference = 0.0
+        self.largest_difference = 0.0
+        """That probes have found."""
         self.published_pending: int | None = None
         """The value of `kvdepot_pending_bytes` that vLLM was last given."""
 
@@ -189,9 +190,9 @@ class Collector:
 
     def differs(self, difference: float) -> None:
         """A compared block differs by so much from the stored one."""
-        if difference > self._difference:
+        if difference > self.largest_difference:
             self._changed = True
-            self._difference = difference
+            self.largest_difference = difference
             self._stats.set_gauge(PROBE_DIFFERENCE, difference)
 
     def path(self, source: str, seconds: float) -> None:

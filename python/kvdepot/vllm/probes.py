@@ -118,7 +118,8 @@ class Probes:
             say("kvdepot: no hit is probed: %s", why)
 
     def forget(self) -> None:
-        """Nothing is stored any more in the namespaces in use: no doubt is left."""
+        """The namespaces in use were emptied, or other weights were the reason for a doubt: their
+        next hits are first ones."""
         state = State(self._state.digests, quarantined=self._state.quarantined)
         self._state = self._states[state.digests] = state
 
@@ -223,9 +224,6 @@ class Probes:
         plan = self._plans.get(request)
         if plan is not None and not plan.waits:
             plan.admitted = True
-        else:
-            # After a preemption it is decided anew.
-            self._plans.pop(request, None)
 
     # ---- stores --------------------------------------------------------------------------------
 
@@ -254,7 +252,7 @@ class Probes:
                 plan.offered = True
                 self._close(request, plan)
         self._reached.clear()
-        # By now it was looked whether the weights have changed, which would have been the reason.
+        # The connector has checked by now that the weights in memory are not the reason.
         if self._state.failed >= FAILED and not self._state.quarantined:
             self._quarantine(self._state.reason)
             self._changed()
@@ -303,7 +301,7 @@ class Probes:
                 self._forget_kind(plan)
             return
         plan.short = not plan.offered and request not in self._reached
-        plan.offered = plan.finished = True
+        plan.offered = True
         self._close(request, plan)
 
     def void(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from typing import Protocol
 
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, get_offload_group_idx
 
@@ -88,20 +87,12 @@ class Arrivals:
         self._coming.clear()
 
 
-class Refusing(Protocol):
-    """Knows blocks that are not to be served, though they are stored."""
-
-    @property
-    def refused(self) -> Set[Ident]:
-        """By KV group and name."""
-
-
 class Questions:
     """Asks the depot for blocks, and for their pins."""
 
-    def __init__(self, faults: Faults, *, late: bool, refused: Refusing) -> None:
-        """`late` says whether some tier answers later than at once; `refused` has blocks that are
-        answered as not stored."""
+    def __init__(self, faults: Faults, *, late: bool, refused: Callable[[], Set[Ident]]) -> None:
+        """`late` says whether some tier answers later than at once; `refused` returns the blocks
+        that are stored and must not be served."""
         self._faults = faults
         self._refused = refused
         self.late = late
@@ -170,7 +161,7 @@ class Questions:
         nothing: list[bool] | None = None
         answer = self._faults.attempt("lookup", nothing, _answer, row.task, seconds)
         if answer is not None:
-            refused = self._refused.refused
+            refused = self._refused()
             if refused:
                 asked = zip(row.names[row.first :], answer, strict=False)
                 answer = [stored and (row.group, name) not in refused for name, stored in asked]

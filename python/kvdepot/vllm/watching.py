@@ -3,6 +3,7 @@ of vLLM's prefix cache, pauses."""
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
@@ -63,10 +64,10 @@ class WatchingConnector(OffloadingConnector):
     def _matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
+    @abc.abstractmethod
     def _rename(self) -> None:
         """Use another namespace, or none: the weights in memory have changed, or vLLM's caches no
         longer hold KV of other weights."""
-        raise NotImplementedError
 
     def _begun_requests(self) -> list[str]:
         """Requests with computed tokens: other weights may have computed them."""

@@ -246,9 +246,9 @@ class KvdepotWorker(OffloadingWorker):
             placements, rows = part.chosen(indexes), part.rows_of(indexes)
             try:
                 outcomes = self.comparer.begin(mover, part.group, placements, rows)
-            except Exception:
+            except Exception as error:
                 # For example without memory for the copies: it costs a probe.
-                logger.exception("kvdepot: blocks cannot be compared")
+                self.faults.note("compare", error)
             else:
                 job.comparisons.append(Comparing(part, indexes, outcomes))
 
@@ -361,7 +361,7 @@ class KvdepotWorker(OffloadingWorker):
         for part, indexes, outcomes in job.comparisons:
             error = outcomes.exception()
             if error is not None:
-                logger.error("kvdepot: blocks could not be compared: %r", error)
+                self.faults.note("compare", error)
                 continue
             # Those behind them were not compared.
             for index, outcome in zip(indexes, outcomes.result(), strict=False):

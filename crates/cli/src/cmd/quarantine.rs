@@ -27,7 +27,7 @@ struct Entry {
     path: PathBuf,
 }
 
-/// What the engine wrote.
+/// Fields of the engine's file; those that cannot be read are absent.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Said {
