@@ -91,7 +91,7 @@ def test_what_is_missing_in_a_name_is_noticed_by_a_probe(
         one, other = case.make(at)
         return replace(one, environment=home), replace(other, environment=home)
 
-    settings = {"probe_every": 1000, "probe_first": first}
+    settings = {"probe_every": 10**12, "probe_first": first}
     probed = replace(case, make=make, prompts=prompts, settings=settings)
     found = served(engines, probed, case.holes)
     assert engines.probed.results["differed"] > 1

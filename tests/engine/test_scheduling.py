@@ -57,6 +57,8 @@ class Engines:
             settings = {}
         # A probe would compute a part of what is found.
         settings["probe_every"] = 0
+        # Longer than anything here takes on a busy machine.
+        settings["lookup_wait"] = "10m"
         ours = OURS | {"kv_connector_extra_config": settings | extra}
         self.engine = EngineDouble(self.directory, groups, beside(ours), **(engine or {}))
         return self.engine
@@ -324,9 +326,7 @@ def test_a_prompt_for_another_engine_ends_with_the_words_of_each_connector(
 
 def test_beside_another_connector_its_requests_do_not_wait(engines: Engines) -> None:
     """Those that carry vLLM's words alone are that one's."""
-    engine = engines.start(
-        KINDS["full"], beside=lambda ours: multi(NEIGHBOUR, ours), lookup_wait="10m"
-    )
+    engine = engines.start(KINDS["full"], beside=lambda ours: multi(NEIGHBOUR, ours))
     engine.ask(prompt(7, 100))
     engine.transfer = {"do_remote_prefill": True}
     # It would not end in ten minutes.

@@ -11,7 +11,7 @@
 
 mod players;
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -61,6 +61,17 @@ fn fork_into(child: impl FnOnce() -> i32) -> i32 {
     }
 }
 
+/// Forks a child that sleeps; it runs when this returns.
+fn fork_a_sleeper() -> i32 {
+    let (mut runs, mut says) = io::pipe().unwrap();
+    let pid = fork_into(move || {
+        drop(says.write_all(&[1]));
+        sleep_for_ever()
+    });
+    runs.read_exact(&mut [0]).unwrap();
+    pid
+}
+
 fn sleep_for_ever() -> i32 {
     loop {
         // SAFETY: a system call without arguments.
@@ -84,7 +95,7 @@ fn reap(pid: i32) -> std::process::ExitStatus {
 fn play_fork_with_lock_fd(path: &Path) {
     let lock_fd = open_lock_fd(path);
     assert!(lock_fd.try_lock(0, Kind::Exclusive).unwrap());
-    say(fork_into(sleep_for_ever));
+    say(fork_a_sleeper());
     linger();
     drop(lock_fd);
 }
@@ -92,7 +103,7 @@ fn play_fork_with_lock_fd(path: &Path) {
 fn play_fork_with_plain_descriptor(path: &Path) {
     let file = open(path);
     assert!(lock::try_lock(&file, 0, Kind::Exclusive).unwrap());
-    say(fork_into(sleep_for_ever));
+    say(fork_a_sleeper());
     linger();
 }
 
@@ -103,9 +114,7 @@ fn lock_outlives_holder_in_its_child(part: &str) -> bool {
     let child: i32 = holder.hear().parse().unwrap();
     let child_process = Process::open(child.try_into().unwrap()).unwrap();
     let file = open(&path);
-    // The handler runs in the child a moment after the fork has returned in the parent, and
-    // leaves the parent's lock alone.
-    thread::sleep(Duration::from_millis(50));
+    // The handler has run in the child, and has left the parent's lock alone.
     assert!(!lock::try_lock(&file, 0, Kind::Exclusive).unwrap());
     let process = Process::open(holder.child.id()).unwrap();
     holder.kill();

@@ -4,19 +4,18 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
+#[path = "common/sleeper.rs"]
+mod sleeper;
 
 use common::{Place, Served, namespace, put};
 use kvdepot_service::Mover;
 use kvdepot_testkit::child::{self, Child};
+use sleeper::fork_a_sleeper;
 
 /// Attaches, forks a child that lives on, and says its process id.
 fn play() {
     let _mover = Mover::attach(child::value("socket").as_ref(), Some(1), true).unwrap();
-    // SAFETY: the child sleeps and takes no lock that another thread of the parent may hold.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        child::sleep_until_killed();
-    }
+    let pid = fork_a_sleeper();
     child::say(&pid.to_string());
     child::sleep_until_killed();
 }

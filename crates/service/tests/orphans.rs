@@ -5,12 +5,15 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
+#[path = "common/sleeper.rs"]
+mod sleeper;
 
 use common::{PATIENCE, Place, Served, config_of, eventually, key, namespace, put, start_put};
 use kvdepot_service::Mover;
 use kvdepot_store::Depot;
 use kvdepot_store::inspect::Inspection;
 use kvdepot_testkit::child::{self, Child};
+use sleeper::fork_a_sleeper;
 
 /// What the children of this file do.
 fn play(role: &str) {
@@ -93,11 +96,7 @@ fn a_child_of_an_owner_keeps_nothing_of_what_went_to_its_workers() {
     // Before this owner is alone: its twin of what it sends gets the lock later.
     let worker = attach();
     assert!(!free(&second));
-    // SAFETY: the child sleeps and takes no lock that another thread of the parent may hold.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        child::sleep_until_killed();
-    }
+    let child = fork_a_sleeper();
     drop(orphan);
     assert!(free(&second));
     second.close();
