@@ -313,7 +313,7 @@ check: ## Lints and quick tests of one crate, such as CRATE=store
 	$(suite) check $(CRATE)
 
 .PHONY: test-names
-test-names: package ## Write the names of all tests to tests/names.txt
+test-names: package $(VENV)/.model $(VENV)/.lmcache $(VENV)/.llama ## Write the names of all tests to tests/names.txt
 	$(suite) names $(BIN)/python > build/names.txt
 	mv build/names.txt tests/names.txt
 
