@@ -291,7 +291,7 @@ mod tests {
     fn a_use_that_ends_soon_after_a_withdrawal_is_not_cut_off_and_another_one_is() {
         let buffer = Buffer::from_vec(vec![1; 64]);
         for ends in [true, false] {
-            let grant = Grant::checked(&[buffer.clone()], Rights::READ, None).unwrap();
+            let grant = Grant::checked(std::slice::from_ref(&buffer), Rights::READ, None).unwrap();
             let used = Mutex::new(Use::begin(&grant));
             let (mut cut_off, grace) = (false, Duration::from_secs(if ends { 60 } else { 0 }));
             std::thread::scope(|scope| {
