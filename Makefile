@@ -268,7 +268,7 @@ bench-churn: package $(VENV)/.vllm ## Prompts that come again on real vLLM, with
 # BENCH_FLAGS: --case NAME, --json, --connector JSON.
 .PHONY: bench-identity
 bench-identity: package $(VENV)/.vllm ## Whether an engine is served KV that another configuration computed
-	PYTHONPATH=bench $(BIN)/python -m identity $(BENCH_FLAGS)
+	PYTHONPATH=bench:examples $(BIN)/python -m identity $(BENCH_FLAGS)
 
 # The real model is the demo's.
 .PHONY: bench-probes

@@ -10,10 +10,12 @@ name, an engine like the first one must be served instead. A harmless change mus
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -122,44 +124,71 @@ def _plain(engine: Engine) -> Engine:
     return replace(engine, connector=None, holes=())
 
 
+@contextlib.contextmanager
+def lmcache() -> Iterator[dict[str, Any]]:
+    """LMCache's server, whose chunks are the engines' blocks; what vLLM connects to it with."""
+    sys.path.append(str(Path(__file__).parents[1] / "lmcache"))
+    with tempfile.TemporaryDirectory(prefix="lmcache") as at:
+        server = importlib.import_module("server").LMCacheServer(Path(at), 1.0)
+        try:
+            server.start(None, "--chunk-size", "32")
+            yield json.loads(server.transfer())
+        finally:
+            server.stop()
+
+
 def main() -> int:
-    """The table; 1 where stale KV was served or a harmless change missed."""
+    """The table; 1 where kvdepot served stale KV or missed after a harmless change."""
     options = program.parser("identity", __doc__)
     options.add_argument("--case", action="append", help="only cases whose name contains this")
     options.add_argument(
         "--connector",
         type=json.loads,
-        help="another connector's --kv-transfer-config as JSON; {directory} is one of the case's",
+        help="instead of kvdepot's, another connector's --kv-transfer-config as JSON; "
+        "{directory} is one of the case's",
+    )
+    options.add_argument(
+        "--lmcache", action="store_true", help="LMCache's connector and server besides"
     )
     given = options.parse_args()
     failed = False
-    with Engines() as engines:
+    with contextlib.ExitStack() as stack:
+        engines = stack.enter_context(Engines())
+        connectors = [given.connector]
+        if given.lmcache:
+            connectors.append(stack.enter_context(lmcache()))
         for case in (*CHANGES, *FEATURES, *HARMLESS):
             if given.case and not any(part in case.name for part in given.case):
                 continue
             if missing := case.needs():
                 program.say(f"{case.name}: not run, needs {missing}")
                 continue
-            if given.connector and case.no_token:
-                # Others need not tell these apart: what they serve is right.
-                program.say(f"{case.name}: not run, is about kvdepot")
-                continue
             program.say(case.name)
-            row = run(engines, case, given.connector)
-            failed |= bool(row.needless_miss or row.says_nothing)
-            failed |= bool(row.stale) and "sampled" not in case.name
-            if given.json:
-                print(json.dumps({"bench": "identity", **asdict(row)}), flush=True)
-            else:
-                control = "-" if row.control is None else str(row.control)
-                if row.stored is not None:
-                    control = f"none, {row.stored} stored: {case.unservable}"
-                print(
-                    f"{row.change:48} {row.stale:6} stale  {row.served:5} served  "
-                    f"{row.needless_miss:2} missed  control {control}",
-                    flush=True,
-                )
+            for connector in connectors:
+                if connector and case.no_token:
+                    # Others need not tell these apart: what they serve is right.
+                    program.say(f"{case.name}: not run, is about kvdepot")
+                    continue
+                row = run(engines, case, connector)
+                if connector is None:
+                    failed |= bool(row.needless_miss or row.says_nothing)
+                    failed |= bool(row.stale) and "sampled" not in case.name
+                _print(row, case, as_json=given.json)
     return int(failed)
+
+
+def _print(row: Row, case: Case, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"bench": "identity", **asdict(row)}), flush=True)
+        return
+    control = "-" if row.control is None else str(row.control)
+    if row.stored is not None:
+        control = f"none, {row.stored} stored: {case.unservable}"
+    print(
+        f"{row.change:48} {row.connector:18} {row.stale:6} stale  {row.served:5} served  "
+        f"{row.needless_miss:2} missed  control {control}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

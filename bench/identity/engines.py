@@ -197,7 +197,10 @@ def _serve(
     }
     if engine["connector"]:
         chosen["kv_transfer_config"] = engine["connector"]
-        _note_probes(probed)
+        if engine["connector"]["kv_connector"] == "KvdepotConnector":
+            note_probes(probed)
+        else:
+            _register_kernels()
     llm = LLM(model=engine["model"], **(chosen | engine["options"]))
     sampling = SamplingParams(
         temperature=0,
@@ -239,7 +242,7 @@ def _serve(
     return answers
 
 
-def _note_probes(probed: Probed) -> None:
+def note_probes(probed: Probed) -> None:
     """Note what the connector's probes find."""
     from kvdepot.vllm.metrics import Collector
 
@@ -254,6 +257,14 @@ def _note_probes(probed: Probed) -> None:
         differs(self, difference)
 
     Collector.probed, Collector.differs = counted, noted
+
+
+def _register_kernels() -> None:
+    """vLLM looks for its kernels in all modules, and fails at one that LMCache imports."""
+    from vllm.platforms import current_platform
+
+    current_platform.register_triton_kernel_overrides()
+    type(current_platform).register_triton_kernel_overrides = classmethod(lambda _: None)
 
 
 def _accepted(drafts: Any) -> int:

@@ -23,14 +23,14 @@ class LMCacheServer:
         self.port, self.http = free_port(), free_port()
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, adapter: str) -> None:
-        """Start it with this `--l2-adapter`, and wait until it answers."""
+    def start(self, adapter: str | None, *options: str) -> None:
+        """Start it with this `--l2-adapter` and further options, and wait until it answers."""
         command = [
             str(Path(sys.executable).parent / "lmcache"), "server",
             "--host", "127.0.0.1", "--port", str(self.port), "--http-port", str(self.http),
             "--l1-size-gb", str(self.l1_gib), "--eviction-policy", "LRU", "--no-l1-use-lazy",
             "--supported-transfer-mode", "auto", "--shm-name", f"kvdepot-e2e-{os.getpid()}",
-            "--l2-adapter", adapter,
+            *(() if adapter is None else ("--l2-adapter", adapter)), *options,
         ]  # fmt: skip
         log = self.folder / "lmcache.log"
         environment = {**os.environ, "DO_NOT_TRACK": "1", "LMCACHE_TRACK_USAGE": "false"}

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import kvdepot
+import numpy as np
 import pytest
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: see `make llama`")
 
-from gguf import GGUFReader
-from kvdepot.engine import weights
-from kvdepot.llama_cpp import gguf, identity
+from gguf import GGUFReader, GGUFWriter
+from kvdepot.engine import gguf, weights
+from kvdepot.llama_cpp import identity
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma", "mamba", "jamba"])
@@ -36,17 +38,42 @@ def test_a_change_of_any_tensor_or_key_is_another_model(
     data = model_files("llama").read_bytes()
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(data)
-    named = identity.of_file(copy)
-    assert named == identity.of_file(model_files("llama"))
-    assert named != identity.of_file(model_files("llama", 2))
+    named = weights.of_file(copy)
+    assert named == weights.of_file(model_files("llama"))
+    assert named != weights.of_file(model_files("llama", 2))
     begin, tensors = gguf.read(data)
     ends = [tensor.begin for tensor in tensors[1:]] + [len(data)]
-    places = [(t.begin + end) // 2 for t, end in zip(tensors, ends, strict=True)]
-    for place in [*places, begin // 2, 30]:
+    # A training step changes nearly every value of a tensor that it trains.
+    ranges = [(tensor.begin, end) for tensor, end in zip(tensors, ends, strict=True)]
+    for first, end in [*ranges, (begin // 2, begin // 2 + 1), (30, 31)]:
         changed = bytearray(data)
-        changed[place] ^= 1
+        changed[first:end] = bytes(byte ^ 1 for byte in data[first:end])
         copy.write_bytes(changed)
-        assert identity.of_file(copy) != named, place
+        assert weights.of_file(copy) != named, first
+
+
+def test_a_page_of_each_mib_counts_and_with_full_each_byte(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    writer = GGUFWriter(file, "llama")
+    writer.add_tensor("rows", np.zeros(3 << 20, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    named, whole = weights.of_file(file), weights.of_file(file, weights.FULL)
+    begin, _ = gguf.read(file.read_bytes())
+    with file.open("r+b") as written:
+        for mib in range(12):
+            for page in range(0, 1 << 20, 4096):
+                written.seek(begin + (mib << 20) + page)
+                written.write(b"1")
+                written.flush()
+                if weights.of_file(file) != named:
+                    break
+            else:
+                pytest.fail(f"no page of MiB {mib} counts")
+            assert weights.of_file(file, weights.FULL) != whole
+            named = weights.of_file(file)
 
 
 def test_any_bytes_are_read_or_refused(model_files: Callable[..., Path], seed: int) -> None:
@@ -66,19 +93,24 @@ def test_any_bytes_are_read_or_refused(model_files: Callable[..., Path], seed: i
 def test_a_file_of_another_kind_is_sampled(tmp_path: Path) -> None:
     other = tmp_path / "weights.gguf"
     other.write_bytes(b"GGML" + bytes(100))
-    assert identity.of_file(other) == weights.of_file(other)
+    named = weights.of_file(other)
+    other.write_bytes(b"GGML" + bytes(99) + b"1")
+    assert weights.of_file(other) != named
 
 
 @pytest.mark.parametrize("name", ["model", "model[Q4]", "model*"])
 def test_each_part_of_a_split_model_counts_whatever_it_is_called(
     name: str, model_files: Callable[..., Path], tmp_path: Path
 ) -> None:
-    def named(*seeds: int, given: str | None = None) -> str:
+    def named(*seeds: int, setting: str = "sampled") -> str:
         paths = [tmp_path / f"{name}-{n:05}-of-{len(seeds):05}.gguf" for n in (1, 2)[: len(seeds)]]
         for path, seed in zip(paths, seeds, strict=True):
             path.write_bytes(model_files("llama", seed).read_bytes())
         llama = SimpleNamespace(model_path=str(paths[0]), lora_path=None)
-        return identity.weights_of(llama, given)
+        return identity.weights_of(llama, setting)
 
     assert len({named(1), named(2), named(1, 1), named(1, 2), named(2, 1)}) == 5
-    assert named(1, given="mine") == named(2, given="mine") != named(1, given="other")
+    mine = {named(1, setting="mine"), named(2, setting="mine"), named(1, setting="other")}
+    assert len(mine | {named(1), named(1, setting="full")}) == 5
+    with pytest.raises(kvdepot.InputError, match="weights"):
+        named(1, setting="")

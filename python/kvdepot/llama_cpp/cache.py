@@ -16,6 +16,7 @@ import numpy as np
 from llama_cpp.llama import LlamaState
 
 import kvdepot
+from kvdepot.engine.weights import SAMPLED
 from kvdepot.llama_cpp.states import PIECE_TOKENS, TRIES, Snapshot, States
 from kvdepot.llama_cpp.writer import Writer
 
@@ -47,7 +48,7 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
         *,
         piece_tokens: int = PIECE_TOKENS,
         min_tokens: int = MIN_TOKENS,
-        weights: str | None = None,
+        weights: str = SAMPLED,
         salt: str | None = None,
         background: bool = True,
         waiting_bytes: int = WAITING_BYTES,

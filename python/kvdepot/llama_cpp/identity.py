@@ -17,12 +17,9 @@ from typing import Any
 
 import llama_cpp
 
-from kvdepot.engine import weights
-from kvdepot.llama_cpp import gguf
+from kvdepot.engine import gguf, weights
 from kvdepot.transformers.refusal import refused
 
-# From the middle of each tensor: a training step changes nearly every value of one that it trains.
-SAMPLE_BYTES = 256
 # Settings of a context that change keys and values; those that are zero are the model's.
 ROPE = (
     "rope_scaling_type",
@@ -59,35 +56,19 @@ def check_model(llama: Any) -> None:
         )
 
 
-def weights_of(llama: Any, given: str | None) -> str:
-    """What names the model's weights and the adapter that is on them."""
-    if given is not None and not given:
-        raise refused("weights", repr(given), "a name or None")
-    digest = hashlib.sha256()
-    for path in _parts(Path(llama.model_path)):
-        digest.update((given or of_file(path)).encode())
+def weights_of(llama: Any, setting: str) -> str:
+    """What names the model's weights and the adapter that is on them; `setting` is `sampled`,
+    `full` or a text that is added."""
+    if not setting:
+        raise refused("weights", repr(setting), "'sampled', 'full' or a text")
+    mode = weights.mode_of(setting)
+    said: list[Any] = [weights.of_file(path, mode) for path in _parts(Path(llama.model_path))]
+    if setting not in (weights.SAMPLED, weights.FULL):
+        said.append({"named": setting})
     if llama.lora_path:
-        scale = float(llama.lora_scale)
-        digest.update(f" lora {of_file(Path(llama.lora_path))} {scale!r}".encode())
-    return digest.hexdigest()
-
-
-def of_file(path: Path) -> str:
-    """Fingerprint (64 hex digits) of a GGUF file: header, with the tokenizer in it, and a sample of
-    each tensor."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        try:
-            begin, tensors = gguf.read(data)  # type: ignore[arg-type]
-        except ValueError:
-            return weights.of_file(path)
-        digest.update(f"gguf 1 {len(data)} {begin} ".encode())
-        digest.update(data[:begin])
-        ends = [tensor.begin for tensor in tensors[1:]] + [len(data)]
-        for tensor, end in zip(tensors, ends, strict=True):
-            middle = max(tensor.begin, (tensor.begin + end - SAMPLE_BYTES) // 2)
-            digest.update(data[middle : min(end, middle + SAMPLE_BYTES)])
-    return digest.hexdigest()
+        adapter = weights.of_file(Path(llama.lora_path), mode)
+        said.append({"lora": adapter, "scale": float(llama.lora_scale)})
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
 def numbers_of(llama: Any) -> str:
@@ -135,7 +116,7 @@ def _is_long(llama: Any) -> bool | None:
 def _names_long_factors(path: Path) -> bool:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            _, tensors = gguf.read(data)  # type: ignore[arg-type]
+            _, tensors = gguf.read(data)
         except ValueError:
             return True  # which is told apart where it need not be
     return any(tensor.name.startswith(LONG_FACTORS) for tensor in tensors)

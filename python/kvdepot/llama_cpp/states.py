@@ -16,6 +16,7 @@ import numpy as np
 import kvdepot
 import kvdepot.sessions
 from kvdepot._beginnings import best
+from kvdepot.engine.weights import SAMPLED
 from kvdepot.llama_cpp import identity
 from kvdepot.llama_cpp.sequence import Bytes, Sequence
 from kvdepot.transformers.refusal import refused
@@ -65,15 +66,16 @@ class States:
         *,
         piece_tokens: int = PIECE_TOKENS,
         min_tokens: int = 1,
-        weights: str | None = None,
+        weights: str = SAMPLED,
         salt: str | None = None,
     ) -> None:
         """Those of `llama`, a llama_cpp.Llama, in `depot`.
 
         `piece_tokens` tokens are one piece. Nothing shorter than `min_tokens` is stored or loaded.
-        `weights` names the model's weights; without it the file's header, with the tokenizer, and
-        samples of each tensor do. `salt` names what else changes states and cannot be seen here,
-        such as a control vector.
+        `weights` is how the model's file is told from others: `sampled` (its header, with the
+        tokenizer, and a page of each MiB and of each tensor), `full` (all of it, once for a file
+        that stays as it is) or a text that is added to the samples. `salt` names what else changes
+        states and cannot be seen here, such as a control vector.
 
         Raises kvdepot.InputError for models whose states are not handled.
         """

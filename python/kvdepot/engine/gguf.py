@@ -6,8 +6,11 @@ name, shape, type and offset; then, aligned, the tensors.
 
 from __future__ import annotations
 
+import mmap
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+Data: TypeAlias = bytes | memoryview | mmap.mmap
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -27,7 +30,7 @@ class Tensor(NamedTuple):
     begin: int
 
 
-def read(data: bytes | memoryview) -> tuple[int, list[Tensor]]:
+def read(data: Data) -> tuple[int, list[Tensor]]:
     """Bytes before the first tensor, and the tensors by place.
 
     Raises ValueError for what is no such file.
@@ -38,7 +41,7 @@ def read(data: bytes | memoryview) -> tuple[int, list[Tensor]]:
         raise ValueError(f"no GGUF file: {error!r}") from error
 
 
-def _read(data: bytes | memoryview) -> tuple[int, list[Tensor]]:
+def _read(data: Data) -> tuple[int, list[Tensor]]:
     version, tensors, keys = struct.unpack_from("<IQQ", data, 4)
     if bytes(data[:4]) != MAGIC or version not in VERSIONS or tensors > TENSORS_MAX:
         raise ValueError("no GGUF file of version 2 or 3, little-endian")
@@ -61,7 +64,7 @@ def _read(data: bytes | memoryview) -> tuple[int, list[Tensor]]:
     return begin, sorted(placed, key=lambda tensor: tensor.begin)
 
 
-def _text(data: bytes | memoryview, at: int) -> tuple[bytes, int]:
+def _text(data: Data, at: int) -> tuple[bytes, int]:
     (length,) = struct.unpack_from("<Q", data, at)
     end = at + 8 + length
     if end > len(data):
@@ -69,7 +72,7 @@ def _text(data: bytes | memoryview, at: int) -> tuple[bytes, int]:
     return bytes(data[at + 8 : end]), end
 
 
-def _skip(data: bytes | memoryview, at: int, kind: int) -> int:
+def _skip(data: Data, at: int, kind: int) -> int:
     """Where the value of this type that begins at `at` ends."""
     if kind == TEXT:
         (length,) = struct.unpack_from("<Q", data, at)
