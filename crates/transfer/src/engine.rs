@@ -586,11 +586,12 @@ impl Drop for Published {
             return;
         }
         self.engine.names.withdraw(&self.name, &self.grant, || {
-            if let Some(server) = &self.engine.server {
-                server.end_users_of(&self.grant);
-            }
             if let Some(door) = &self.engine.door {
                 door.take_back(&self.grant);
+            }
+            // Last: it waits a moment for connections.
+            if let Some(server) = &self.engine.server {
+                server.end_users_of(&self.grant);
             }
         });
     }

@@ -13,11 +13,6 @@ use crate::error::Error;
 use crate::socket::Ranges;
 use crate::wire::{NAME_MAX, Row, Status};
 
-/// How long frames that move bytes of a grant may go on once it is withdrawn. An initiator that has
-/// all bytes of a read gives the grant back by another connection, which may be heard before the
-/// thread that has sent them runs again: ending its connection would lose what comes next on it.
-const GRACE: Duration = Duration::from_millis(200);
-
 /// What a grant allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "there are two")]
@@ -133,20 +128,11 @@ impl Grant {
         !over && !self.withdrawn.load(Ordering::Acquire)
     }
 
-    /// Nobody begins to use it any more. `end_users` ends what does, and does not end by itself
-    /// soon; when this returns nothing does.
+    /// Nobody begins to use it any more. `end_users` ends what does; when this returns nothing
+    /// does.
     pub(crate) fn withdraw(&self, end_users: impl FnOnce()) {
-        self.withdraw_within(GRACE, end_users);
-    }
-
-    fn withdraw_within(&self, grace: Duration, end_users: impl FnOnce()) {
         self.withdrawn.store(true, Ordering::Release);
-        let until = Instant::now() + grace;
-        let mut users = self.users.lock();
-        while *users > 0 && !self.unused.wait_until(&mut users, until).timed_out() {}
-        let is_used = *users > 0;
-        drop(users);
-        if is_used {
+        if *self.users.lock() > 0 {
             end_users();
         }
         let mut users = self.users.lock();
@@ -155,6 +141,14 @@ impl Grant {
         }
         drop(users);
         self.buffers.write().clear();
+    }
+
+    /// Whether nothing uses it, within `limit`.
+    pub(crate) fn is_unused_within(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        let mut users = self.users.lock();
+        while *users > 0 && !self.unused.wait_until(&mut users, until).timed_out() {}
+        *users == 0
     }
 
     /// Whether a frame may read or write a range.
@@ -288,26 +282,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_use_that_ends_soon_after_a_withdrawal_is_not_cut_off_and_another_one_is() {
+    fn it_is_unused_as_soon_as_the_last_use_has_ended() {
         let buffer = Buffer::from_vec(vec![1; 64]);
-        for ends in [true, false] {
-            let grant = Grant::checked(std::slice::from_ref(&buffer), Rights::READ, None).unwrap();
-            let used = Mutex::new(Use::begin(&grant));
-            let (mut cut_off, grace) = (false, Duration::from_secs(if ends { 60 } else { 0 }));
-            std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    while ends && grant.holds() {
-                        std::thread::yield_now();
-                    }
-                    used.lock().take_if(|_| ends);
-                });
-                grant.withdraw_within(grace, || {
-                    cut_off = true;
-                    *used.lock() = None;
-                });
-            });
-            assert_eq!(cut_off, !ends);
-            assert!(Use::begin(&grant).is_none());
-        }
+        let grant = Grant::checked(std::slice::from_ref(&buffer), Rights::READ, None).unwrap();
+        let used = Use::begin(&grant);
+        assert!(!grant.is_unused_within(Duration::ZERO));
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(used));
+            assert!(grant.is_unused_within(Duration::from_secs(60)));
+        });
+        assert!(grant.is_unused_within(Duration::ZERO));
     }
 }

@@ -59,6 +59,11 @@ pub(crate) struct Counts {
     pub(crate) frames: AtomicU64,
 }
 
+/// How long connections may go on that move bytes of a grant that is withdrawn. An initiator that
+/// has all bytes of a read gives the grant back by another connection, which may be heard before the
+/// thread that has sent them runs again: to end its connection would lose what comes next on it.
+const GRACE: Duration = Duration::from_millis(200);
+
 /// What all threads of a server share.
 pub(crate) struct House {
     pub(crate) terms: Terms,
@@ -99,10 +104,14 @@ impl House {
         }
     }
 
-    /// Ends the connections that move bytes of a grant.
+    /// Ends what uses a grant: devices at once, and the connections that still move its bytes after
+    /// a moment.
     fn end_users_of(&self, grant: &Arc<Grant>) {
         for session in self.sessions.lock().values() {
             session.unexpose(grant);
+        }
+        if grant.is_unused_within(GRACE) {
+            return;
         }
         for served in self.served.lock().iter() {
             if served.uses(grant) {
@@ -177,7 +186,7 @@ impl Server {
         self.house.connections.load(Ordering::Acquire)
     }
 
-    /// Ends the connections that move bytes of a grant.
+    /// Ends what uses a grant.
     pub(crate) fn end_users_of(&self, grant: &Arc<Grant>) {
         self.house.end_users_of(grant);
     }
