@@ -265,7 +265,7 @@ bench-long-doc-qa: package $(VENV)/.vllm ## Long documents on real vLLM, restore
 bench-churn: package $(VENV)/.vllm ## Prompts that come again on real vLLM, with a depot too small for them
 	PYTHONPATH=bench $(BIN)/python -m churn $(BENCH_FLAGS)
 
-# BENCH_FLAGS: --case NAME, --json, --connector JSON.
+# BENCH_FLAGS: --case NAME, --json, --lmcache, --connector JSON.
 .PHONY: bench-identity
 bench-identity: package $(VENV)/.vllm ## Whether an engine is served KV that another configuration computed
 	PYTHONPATH=bench:examples $(BIN)/python -m identity $(BENCH_FLAGS)

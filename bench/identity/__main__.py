@@ -15,7 +15,7 @@ import importlib
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,11 @@ def run(
     given: dict[str, Any] | None = None,
     *,
     with_control: bool = True,
+    settle: Callable[[], None] = lambda: None,
 ) -> Row:
-    """One case; `given` is another connector's configuration, with {directory} in it."""
-    found = served(engines, case, given=given)
+    """One case; `given` is another connector's configuration, with {directory} in it, and `settle`
+    waits for what it stores."""
+    found = served(engines, case, given=given, settle=settle)
     control = stored = None
     if with_control and case.holes and given is None:
         control = _stale(served(engines, case, case.holes))
@@ -96,7 +98,11 @@ def _stale(found: Sequence[tuple[int, bool]]) -> int:
 
 
 def served(
-    engines: Engines, case: Case, holes: Sequence[Any] = (), given: dict[str, Any] | None = None
+    engines: Engines,
+    case: Case,
+    holes: Sequence[Any] = (),
+    given: dict[str, Any] | None = None,
+    settle: Callable[[], None] = lambda: None,
 ) -> list[tuple[int, bool]]:
     """For each prompt the tokens that the second engine was served, and whether it answers
     otherwise than one without a connector."""
@@ -111,6 +117,7 @@ def served(
             return replace(engine, connector=connector, holes=list(holes))
 
         engines.ask(connected(first, case.settings), case.prompts(here))
+        settle()
         case.meanwhile(here)
         asked = (case.asked or case.prompts)(here)
         expected = engines.ask(_plain(second), asked)
@@ -125,14 +132,15 @@ def _plain(engine: Engine) -> Engine:
 
 
 @contextlib.contextmanager
-def lmcache() -> Iterator[dict[str, Any]]:
-    """LMCache's server, whose chunks are the engines' blocks; what vLLM connects to it with."""
+def lmcache() -> Iterator[tuple[dict[str, Any], Callable[[], None]]]:
+    """LMCache's server, whose chunks are the engines' blocks: what vLLM connects to it with, and
+    what waits until it has stored everything."""
     sys.path.append(str(Path(__file__).parents[1] / "lmcache"))
     with tempfile.TemporaryDirectory(prefix="lmcache") as at:
         server = importlib.import_module("server").LMCacheServer(Path(at), 1.0)
         try:
             server.start(None, "--chunk-size", "32")
-            yield json.loads(server.transfer())
+            yield json.loads(server.transfer()), server.settle
         finally:
             server.stop()
 
@@ -154,7 +162,7 @@ def main() -> int:
     failed = False
     with contextlib.ExitStack() as stack:
         engines = stack.enter_context(Engines())
-        connectors = [given.connector]
+        connectors: list[Any] = [(given.connector, lambda: None)]
         if given.lmcache:
             connectors.append(stack.enter_context(lmcache()))
         for case in (*CHANGES, *FEATURES, *HARMLESS):
@@ -164,12 +172,12 @@ def main() -> int:
                 program.say(f"{case.name}: not run, needs {missing}")
                 continue
             program.say(case.name)
-            for connector in connectors:
+            for connector, settle in connectors:
                 if connector and case.no_token:
                     # Others need not tell these apart: what they serve is right.
                     program.say(f"{case.name}: not run, is about kvdepot")
                     continue
-                row = run(engines, case, connector)
+                row = run(engines, case, connector, settle=settle)
                 if connector is None:
                     failed |= bool(row.needless_miss or row.says_nothing)
                     failed |= bool(row.stale) and "sampled" not in case.name

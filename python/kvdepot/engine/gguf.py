@@ -6,11 +6,9 @@ name, shape, type and offset; then, aligned, the tensors.
 
 from __future__ import annotations
 
-import mmap
+import os
 import struct
-from typing import NamedTuple, TypeAlias
-
-Data: TypeAlias = bytes | memoryview | mmap.mmap
+from typing import NamedTuple
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -19,8 +17,10 @@ ALIGNMENT = 32
 SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 TEXT, ARRAY = 8, 9
 U32 = 4
-# More than files have: a torn count must not keep us busy.
-TENSORS_MAX = 1 << 20
+# More than files have: a torn count or length must not keep us busy.
+COUNT_MAX = 1 << 20
+# Of the header, tokenizers of some hundred thousand tokens have some MiB.
+HEADER_BYTES = (1 << 20, 8 << 20, 64 << 20)
 
 
 class Tensor(NamedTuple):
@@ -30,7 +30,21 @@ class Tensor(NamedTuple):
     begin: int
 
 
-def read(data: Data) -> tuple[int, list[Tensor]]:
+def read_file(descriptor: int) -> tuple[int, list[Tensor]]:
+    """The same of a file. Raises ValueError for what is no such file, and OSError."""
+    for length in HEADER_BYTES:
+        data = os.pread(descriptor, length, 0)
+        if data[:4] != MAGIC:
+            break
+        try:
+            return read(data)
+        except ValueError:
+            if len(data) < length:
+                raise
+    raise ValueError("no GGUF file")
+
+
+def read(data: bytes) -> tuple[int, list[Tensor]]:
     """Bytes before the first tensor, and the tensors by place.
 
     Raises ValueError for what is no such file.
@@ -41,9 +55,9 @@ def read(data: Data) -> tuple[int, list[Tensor]]:
         raise ValueError(f"no GGUF file: {error!r}") from error
 
 
-def _read(data: Data) -> tuple[int, list[Tensor]]:
+def _read(data: bytes) -> tuple[int, list[Tensor]]:
     version, tensors, keys = struct.unpack_from("<IQQ", data, 4)
-    if bytes(data[:4]) != MAGIC or version not in VERSIONS or tensors > TENSORS_MAX:
+    if bytes(data[:4]) != MAGIC or version not in VERSIONS or max(keys, tensors) > COUNT_MAX:
         raise ValueError("no GGUF file of version 2 or 3, little-endian")
     at, alignment = 24, ALIGNMENT
     for _ in range(keys):
@@ -60,11 +74,13 @@ def _read(data: Data) -> tuple[int, list[Tensor]]:
         at += 4 + 8 * dimensions + 4 + 8
         found.append(Tensor(name, offset))
     begin = -(-at // max(1, alignment)) * max(1, alignment)
+    if begin > len(data) and found:
+        raise ValueError(f"tensors that begin at {begin}, behind the end")
     placed = [tensor._replace(begin=begin + tensor.begin) for tensor in found]
     return begin, sorted(placed, key=lambda tensor: tensor.begin)
 
 
-def _text(data: Data, at: int) -> tuple[bytes, int]:
+def _text(data: bytes, at: int) -> tuple[bytes, int]:
     (length,) = struct.unpack_from("<Q", data, at)
     end = at + 8 + length
     if end > len(data):
@@ -72,7 +88,7 @@ def _text(data: Data, at: int) -> tuple[bytes, int]:
     return bytes(data[at + 8 : end]), end
 
 
-def _skip(data: Data, at: int, kind: int) -> int:
+def _skip(data: bytes, at: int, kind: int) -> int:
     """Where the value of this type that begins at `at` ends."""
     if kind == TEXT:
         (length,) = struct.unpack_from("<Q", data, at)

@@ -13,7 +13,6 @@ import contextlib
 import fnmatch
 import hashlib
 import json
-import mmap
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -199,17 +198,14 @@ def _pieces(descriptor: int, size: int, suffix: str) -> Iterator[tuple[int, int]
             # What no tensor claims.
             yield from _pages(min(at, size), size)
             return
-    if suffix == ".gguf":
-        with (
-            contextlib.suppress(ValueError),
-            mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) as data,
-        ):
-            begin, tensors = gguf.read(data)
-            yield 0, min(begin, size)
-            ends = [tensor.begin for tensor in tensors[1:]] + [size]
-            for tensor, end in zip(tensors, ends, strict=True):
-                yield from _pages(tensor.begin, min(end, size))
-            return
+    # Whatever it is called: some programs name files after their content.
+    with contextlib.suppress(ValueError):
+        begin, tensors = gguf.read_file(descriptor)
+        yield 0, begin
+        ends = [tensor.begin for tensor in tensors[1:]] + [size]
+        for tensor, end in zip(tensors, ends, strict=True):
+            yield from _pages(tensor.begin, min(end, size))
+        return
     yield 0, PAGE_BYTES
     yield from _pages(0, size)
     yield size - PAGE_BYTES, PAGE_BYTES

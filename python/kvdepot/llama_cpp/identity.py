@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-import mmap
 import os
 import re
 from pathlib import Path
@@ -114,9 +113,9 @@ def _is_long(llama: Any) -> bool | None:
 
 
 def _names_long_factors(path: Path) -> bool:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with path.open("rb") as file:
         try:
-            _, tensors = gguf.read(data)
+            _, tensors = gguf.read_file(file.fileno())
         except ValueError:
             return True  # which is told apart where it need not be
     return any(tensor.name.startswith(LONG_FACTORS) for tensor in tensors)

@@ -15,6 +15,8 @@ pub(crate) fn fork_a_sleeper() -> libc::pid_t {
         drop(says.write_all(&[1]));
         child::sleep_until_killed();
     }
+    drop(says);
+    assert!(pid > 0, "{}", std::io::Error::last_os_error());
     runs.read_exact(&mut [0]).unwrap();
     pid
 }

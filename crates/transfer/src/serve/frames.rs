@@ -124,7 +124,9 @@ impl Frames<'_> {
         let mut last: Option<(u32, Arc<Grant>)> = None;
         // Under the lock until all are there: who withdraws one either comes first, or finds this
         // connection by it.
-        let mut uses = self.served.using.lock();
+        let mut using = self.served.using.lock();
+        using.writes = writes;
+        let uses = &mut using.grants;
         self.ranges.clear();
         if !writes {
             // SAFETY: the lead stays as it is until the ranges are cleared.
@@ -152,7 +154,7 @@ impl Frames<'_> {
 
     fn over(&mut self) {
         self.ranges.clear();
-        self.served.using.lock().clear();
+        self.served.using.lock().grants.clear();
     }
 
     fn read(&mut self, head: &Head, asked: Asked) -> io::Result<()> {

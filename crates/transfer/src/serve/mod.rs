@@ -59,10 +59,11 @@ pub(crate) struct Counts {
     pub(crate) frames: AtomicU64,
 }
 
-/// How long connections may go on that move bytes of a grant that is withdrawn. An initiator that
-/// has all bytes of a read gives the grant back by another connection, which may be heard before the
-/// thread that has sent them runs again: to end its connection would lose what comes next on it.
-const GRACE: Duration = Duration::from_millis(200);
+/// Connections that read a withdrawn grant may go on for this part of what a call may take. An
+/// initiator that has all bytes gives the grant back by another connection, which may be heard
+/// before the thread that has sent them runs again: to end its connection would lose what comes
+/// next on it. What is written is over before that is said.
+const GRACE_PART: u32 = 4;
 
 /// What all threads of a server share.
 pub(crate) struct House {
@@ -104,17 +105,21 @@ impl House {
         }
     }
 
-    /// Ends what uses a grant: devices at once, and the connections that still move its bytes after
-    /// a moment.
+    /// Ends what uses a grant: devices and connections that write at once, those that read after a
+    /// moment.
     fn end_users_of(&self, grant: &Arc<Grant>) {
         for session in self.sessions.lock().values() {
             session.unexpose(grant);
         }
-        if grant.is_unused_within(GRACE) {
-            return;
+        self.end_connections(grant, true);
+        if !grant.is_unused_within(self.terms.shake.timeout / GRACE_PART) {
+            self.end_connections(grant, false);
         }
+    }
+
+    fn end_connections(&self, grant: &Arc<Grant>, that_write: bool) {
         for served in self.served.lock().iter() {
-            if served.uses(grant) {
+            if served.uses(grant, that_write) {
                 served.kill();
             }
         }

@@ -8,11 +8,19 @@ use parking_lot::Mutex;
 use crate::grant::{Grant, Use};
 use crate::line::Line;
 
+/// What a frame uses.
+#[derive(Default)]
+pub(super) struct Using {
+    /// It writes there, and does not read.
+    pub(super) writes: bool,
+    pub(super) grants: Vec<Use>,
+}
+
 /// One connection that is served.
 pub(super) struct Served {
     pub(super) line: Line,
     /// What the frame that is at work uses.
-    pub(super) using: Mutex<Vec<Use>>,
+    pub(super) using: Mutex<Using>,
     is_over: Mutex<bool>,
     over: Condvar,
 }
@@ -31,14 +39,15 @@ impl Served {
         self.line.shutdown();
     }
 
-    /// Whether it moves bytes of a grant.
-    pub(super) fn uses(&self, grant: &Arc<Grant>) -> bool {
-        self.using.lock().iter().any(|one| one.is_of(grant))
+    /// Whether it moves bytes of a grant: reads it or writes to it, or `writes` to it.
+    pub(super) fn uses(&self, grant: &Arc<Grant>, writes: bool) -> bool {
+        let using = self.using.lock();
+        (using.writes || !writes) && using.grants.iter().any(|one| one.is_of(grant))
     }
 
     /// Nothing of it touches memory any more.
     pub(super) fn end(&self) {
-        self.using.lock().clear();
+        self.using.lock().grants.clear();
         *self.is_over.lock() = true;
         self.over.notify_all();
     }

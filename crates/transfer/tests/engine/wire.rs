@@ -375,6 +375,34 @@ fn withdrawing_waits_for_no_peer_that_stalls_in_the_middle_of_its_bytes() {
 }
 
 #[test]
+fn a_read_that_comes_to_its_end_is_not_cut_off_by_a_withdrawal() {
+    let other = engine_of(Config {
+        // Of which a part is the time that it has.
+        timeout: Duration::from_secs(120),
+        ..config()
+    });
+    // More than the system keeps of a connection.
+    let len = 32 << 20;
+    let memory = Buffer::from_vec(bytes(len, 9));
+    let published = other.publish(NAME, &[memory], Rights::READ, None).unwrap();
+    let mut reader = raw(&other, 0);
+    let grant = reader.open(NAME);
+    reader.send(Head::new(READ, 1, 0).row(grant, 0, len as u32), &[]);
+    let mut head = [0; 40];
+    reader.stream.read_exact(&mut head).unwrap();
+    let (one, address) = (engine(), other.address().unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(|| drop(published));
+        until("it is withdrawn", || one.open(address, NAME).is_err());
+        let mut got = vec![0; len];
+        reader.stream.read_exact(&mut got).unwrap();
+        assert!(got == bytes(len, 9));
+    });
+    reader.send(Head::new(PING, 0, 0), &[]);
+    assert_eq!(reader.answer().unwrap().0.status, 0);
+}
+
+#[test]
 fn a_connection_ends_the_one_that_had_its_lane_before_it_is_welcomed() {
     let other = engine();
     let home = Home::of(&other, NAME, vec![0; 1 << 20]);
