@@ -177,6 +177,7 @@ class Lookups:
         self._count += 1
         tokens = len(blocks) * BLOCK + 1
         made = SimpleNamespace(
+            num_preemptions=0,
             request_id=f"lookup-{self._count}",
             block_hashes=list(blocks),
             num_tokens=tokens,

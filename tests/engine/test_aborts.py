@@ -192,6 +192,27 @@ def test_a_running_request_that_a_reset_lets_go_of_is_loaded_later(
     assert engine.faults == []
 
 
+def test_running_requests_go_on_after_a_reset_that_vllm_refuses(engines: Engines) -> None:
+    """It refuses while a request is loaded, when it has preempted the others already."""
+    # What it has let go of is loaded: vLLM's own cache has none of it.
+    size = {"prefix_caching": False}
+    engines.start(KINDS["full"]).ask(prompt(2, 200))
+    engine = engines.start(KINDS["full"], engine=size)
+    running = engine.add(prompt(1, 200), 40)
+    for _ in range(12):
+        engine.step()
+    engine.run_until(lambda: not ours_of(engine).manager._tickets)
+    loading = engine.add(prompt(2, 200))
+    engine.step()
+    scheduler = engine.scheduler
+    assert scheduler.requests[loading].status is RequestStatus.WAITING_FOR_REMOTE_KVS
+    with pytest.raises(RuntimeError, match="waiting for remote KV transfer"):
+        scheduler.reset_prefix_cache(reset_running_requests=True)
+    engine.run_until(lambda: running not in scheduler.requests)
+    engine.settle()
+    assert engine.faults == []
+
+
 @pytest.mark.parametrize("files", [False, True], ids=["Dax", "Cache|Posix"])
 @pytest.mark.parametrize("groups", [[full()], KINDS["both"]], ids=["full", "both"])
 def test_requests_for_one_prefix_load_it_once(

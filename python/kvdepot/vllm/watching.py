@@ -17,25 +17,26 @@ from kvdepot.vllm.pauses import notice_pauses
 class WatchingConnector(OffloadingConnector):
     """vLLM's connector, which checks the weights in memory before each lookup and store."""
 
-    # Requests that were known at a reset of vLLM's prefix cache in this step.
-    _reset_requests: frozenset[str] = frozenset()
-
     def watch(self, vllm_config: Any, *, own_cache: bool) -> None:
         """Starts to watch, in the scheduler's process. `own_cache` is whether vLLM caches KV."""
+        # How often requests had been preempted when they were last looked up.
+        self._preempted: dict[str, int] = {}
         self._memory_weights = MemoryWeights(vllm_config, self._rename, own_cache=own_cache)
         notice_pauses()
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """As vLLM does, and starts to notice resets of its prefix cache."""
         super().bind_kv_cache_manager(kv_cache_manager)
-        notice_resets(kv_cache_manager, self._notice_reset)
+        notice_resets(kv_cache_manager, self._notice_empty_prefix_cache)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """As vLLM does, in the namespace of the weights that the workers hold."""
-        # vLLM's scheduler fails if a request is preempted by a reset and loaded in the same step.
-        if request.request_id in self._reset_requests:
+        # vLLM's scheduler fails if a request is preempted and loaded in the same step, as after a
+        # reset of its prefix cache that preempts all requests, whether the reset fails or not.
+        if request.num_preemptions > self._preempted.get(request.request_id, 0):
+            self._preempted[request.request_id] = request.num_preemptions
             return None, False
         self._memory_weights.refresh()
         return self._matched_tokens(request, num_computed_tokens)
@@ -51,12 +52,9 @@ class WatchingConnector(OffloadingConnector):
         self._memory_weights.refresh()
         meta = super().build_connector_meta(scheduler_output)
         self._memory_weights.step(scheduler_output.total_num_scheduled_tokens)
-        self._reset_requests = frozenset()
+        for name in scheduler_output.finished_req_ids:
+            self._preempted.pop(name, None)
         return meta
-
-    def _notice_reset(self) -> None:
-        self._reset_requests = frozenset(self.scheduler._req_status)
-        self._notice_empty_prefix_cache()
 
     def _notice_empty_prefix_cache(self) -> None:
         self._memory_weights.emptied()
