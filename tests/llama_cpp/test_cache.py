@@ -15,6 +15,7 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: see 
 
 import kvdepot
 import llama_cpp
+import numpy as np
 from kvdepot.llama_cpp import KvdepotCache
 from llama_child import SETTINGS, logits_after, open_depot, tokens_of
 from real_model import REASON, smollm
@@ -45,22 +46,37 @@ def conversation(llama: Any, seed: int, turns: int = TURNS) -> Iterator[list[int
         prompt = [*llama._input_ids.tolist(), *tokens_of(60, seed * 100 + turn)[1:]]
 
 
+def has_ties(judge: Any, prompt: list[int], tokens: list[int]) -> bool:
+    """Whether another order of additions could choose another token: states that were computed in
+    other batches differ in their last digits, on some processors."""
+    judge.reset()
+    judge.eval([*prompt, *tokens])
+    best = np.sort(judge.scores[len(prompt) - 1 : len(prompt) + len(tokens)])
+    return bool((best[:, -1] - best[:, -2]).min() < 0.004)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("attached", [True, False], ids=["attached", "set"])
 def test_interleaved_conversations_have_the_tokens_they_have_without(
     kind: str, attached: bool, make_llama: Callable[..., Any], depot: kvdepot.Depot
 ) -> None:
-    plain = make_llama(kind)
-    expected = {}
-    for seed in (1, 2, 3):
+    plain, judge = make_llama(kind), make_llama(kind, logits_all=True)
+    expected: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+    seeds: list[int] = []
+    for seed in range(1, 60):
+        if len(seeds) == 3:
+            break
         plain.reset()
-        for turn, prompt in enumerate(conversation(plain, seed)):
-            expected[seed, turn] = (prompt, answer(plain, prompt))
+        turns = [(prompt, answer(plain, prompt)) for prompt in conversation(plain, seed)]
+        if not any(has_ties(judge, *turn) for turn in turns):
+            seeds.append(seed)
+            expected |= {(seed, turn): both for turn, both in enumerate(turns)}
+    assert len(seeds) == 3
     llama = make_llama(kind)
     cache = KvdepotCache(llama, depot, min_tokens=16)
     llama.set_cache(cache) if not attached else cache.attach()
     for turn in range(TURNS):
-        for seed in (1, 2, 3):
+        for seed in seeds:
             prompt, tokens = expected[seed, turn]
             assert answer(llama, prompt) == tokens, (seed, turn)
             cached = cache.statistics()["last_cached_tokens"]
