@@ -143,7 +143,7 @@ impl Grant {
         self.buffers.write().clear();
     }
 
-    /// Whether nothing uses it, within `limit`.
+    /// True if the last use ends within `limit`.
     pub(crate) fn is_unused_within(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         let mut users = self.users.lock();

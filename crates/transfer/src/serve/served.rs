@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use crate::grant::{Grant, Use};
 use crate::line::Line;
 
-/// What a frame uses.
+/// The grants that a frame reads or writes.
 #[derive(Default)]
 pub(super) struct Using {
     /// It writes there, and does not read.
@@ -39,7 +39,7 @@ impl Served {
         self.line.shutdown();
     }
 
-    /// Whether it moves bytes of a grant: reads it or writes to it, or `writes` to it.
+    /// True if the frame that is served reads or writes the grant; with `writes` only if it writes.
     pub(super) fn uses(&self, grant: &Arc<Grant>, writes: bool) -> bool {
         let using = self.using.lock();
         (using.writes || !writes) && using.grants.iter().any(|one| one.is_of(grant))
