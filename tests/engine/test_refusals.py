@@ -175,7 +175,9 @@ class TestEngineConfiguration:
                 prefix_caching_hash_algo=algorithm,
                 enable_prefix_caching=changes.pop("prefix_caching", True),
             ),
-            model_config=SimpleNamespace(multimodal_config=multimodal),
+            model_config=SimpleNamespace(
+                multimodal_config=multimodal, pooler_config=changes.pop("pooler", None)
+            ),
             parallel_config=SimpleNamespace(**{**parallel, **changes}),
             kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra),
         )
@@ -253,6 +255,39 @@ class TestEngineConfiguration:
         else:
             vllm._refuse(config, self.groups(1))
         assert counted == (cache_gb == 0 and not prefix_caching)
+
+    def test_pooling_is_refused_just_where_vllm_fails_after_a_load(self) -> None:
+        import torch
+        from kvdepot.vllm import connector as vllm
+        from vllm.config.pooler import SEQ_POOLING_TYPES
+        from vllm.model_executor.layers.pooler.seqwise.methods import get_seq_pooling_method
+        from vllm.v1.pool.metadata import PoolingCursor
+
+        # The last 8 tokens of 40 are computed, the others were loaded.
+        cursor = PoolingCursor(
+            first_token_indices_gpu=torch.tensor([0]),
+            last_token_indices_gpu=torch.tensor([7]),
+            prompt_lens_cpu=torch.tensor([40]),
+            seq_lens_cpu=torch.tensor([40]),
+            num_scheduled_tokens_cpu=torch.tensor([8]),
+            partial_prefill=True,
+            finished_mask=[True],
+        )
+        metadata: Any = SimpleNamespace(get_pooling_cursor=lambda: cursor)
+        hidden = torch.arange(16.0).reshape(8, 2)
+        failed = []
+        for kind in SEQ_POOLING_TYPES:
+            config = self.config(pooler=SimpleNamespace(seq_pooling_type=kind))
+            try:
+                pooled = get_seq_pooling_method(kind)(hidden, metadata)
+            except RuntimeError:
+                failed.append(kind)
+                with pytest.raises(kvdepot.ConfigError, match=f"--pooler-config: .*'{kind}'"):
+                    vllm._refuse(config, self.groups(1))
+            else:
+                assert pooled.tolist() == [[14.0, 15.0]]
+                vllm._refuse(config, self.groups(1))
+        assert failed == ["CLS", "MEAN"]
 
     def test_a_stage_without_layers_of_a_kv_group_is_refused(self) -> None:
         from kvdepot.vllm import connector as vllm

@@ -25,6 +25,7 @@ from kvdepot.vllm import memory_weights
 from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm.tier import KvdepotTier
 from kvdepot.vllm.tiering import KvdepotTieringConnector
+from vllm.config import PoolerConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.lora.request import LoRARequest
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
@@ -306,4 +307,13 @@ def test_hashes_that_may_collide_are_refused(tmp_path: Path) -> None:
     config = vllm_config(tmp_path, transfer, 64, True)
     config.cache_config.prefix_caching_hash_algo = "xxhash"
     with pytest.raises(kvdepot.ConfigError, match="--prefix-caching-hash-algo: 'xxhash'"):
+        KvdepotTieringConnector(config, KVConnectorRole.SCHEDULER, None)
+
+
+def test_pooling_of_whole_prompts_is_refused(tmp_path: Path) -> None:
+    extra = {"cpu_bytes_to_use": 1 << 20, "secondary_tiers": [{"type": "KvdepotTier"}]}
+    transfer = OURS | {"kv_role": "kv_both", "kv_connector_extra_config": extra}
+    config = vllm_config(tmp_path, transfer, 64, True)
+    config.model_config.pooler_config = PoolerConfig(seq_pooling_type="MEAN")
+    with pytest.raises(kvdepot.ConfigError, match="--pooler-config: seq_pooling_type 'MEAN'"):
         KvdepotTieringConnector(config, KVConnectorRole.SCHEDULER, None)

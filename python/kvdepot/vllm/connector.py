@@ -479,6 +479,7 @@ def _say_policy(vllm_config: Any) -> None:
 def _refuse(vllm_config: Any, kv_cache_config: Any) -> None:
     """`kvdepot.ConfigError` for what would not work, or would be wrong."""
     vllm_namespace.refuse_unknowable(vllm_config)
+    vllm_namespace.refuse_whole_prompts(vllm_config)
     parallel = vllm_config.parallel_config
     if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
         raise kvdepot.ConfigError(

@@ -26,6 +26,8 @@ from kvdepot.vllm.settings import TierSettings
 logger = init_logger("vllm.kvdepot.namespace")
 
 HASH_ALGORITHMS = ("sha256", "sha256_cbor")
+# Pooling that reads the hidden states of tokens whose KV could be loaded.
+WHOLE_PROMPT_POOLING = ("CLS", "MEAN")
 # Load formats that read the files of the model's directory; others read what their options name.
 FORMATS_OF_THE_MODELS_FILES = frozenset(
     {
@@ -140,6 +142,21 @@ def _refuse_counted_images(vllm_config: Any) -> None:
             "kvdepot for a multimodal model: vLLM then tells images apart by numbers that start "
             "again with each server, and kvdepot keeps blocks for longer; leave one of the two "
             "caches on, or use --language-model-only"
+        )
+
+
+def refuse_whole_prompts(vllm_config: Any) -> None:
+    """`kvdepot.ConfigError` for pooling that needs every token of a prompt computed.
+
+    The first prompt with loaded tokens would end the engine, in vLLM's pooler.
+    """
+    pooler = vllm_config.model_config.pooler_config
+    kind = None if pooler is None else pooler.seq_pooling_type
+    if kind in WHOLE_PROMPT_POOLING:
+        raise kvdepot.ConfigError(
+            f"--pooler-config: seq_pooling_type {kind!r} is not allowed with kvdepot: it needs "
+            "every token of a prompt computed, so no stored block can be used; start this engine "
+            "without kvdepot"
         )
 
 

@@ -34,6 +34,7 @@ class KvdepotTieringConnector(WatchingConnector):
         """Raises `kvdepot.ConfigError` for what cannot work, before anything is served."""
         entries = _prepare(vllm_config)
         vllm_namespace.refuse_unknowable(vllm_config)
+        vllm_namespace.refuse_whole_prompts(vllm_config)
         if role == KVConnectorRole.SCHEDULER:
             for entry in entries:
                 given = str(entry.get("weights") or SAMPLED)
