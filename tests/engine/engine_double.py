@@ -119,8 +119,10 @@ class EngineDouble:
         blocks: int = 64,
         batched_tokens: int = 64,
         prefix_caching: bool = True,
+        drafter: int | None = None,
     ) -> None:
-        """`groups` has one layer each; `transfer` is vLLM's --kv-transfer-config."""
+        """`groups` has one layer each; `transfer` is vLLM's --kv-transfer-config. `drafter` is the
+        number of the group with the layers of EAGLE or MTP, if there is one."""
         config = vllm_config(directory, transfer, batched_tokens, prefix_caching)
         config.parallel_config.distributed_executor_backend = "uni"
         names = [f"layer.{n}" for n in range(len(groups))]
@@ -133,7 +135,8 @@ class EngineDouble:
                 for n, name in enumerate(names)
             ],
             kv_cache_groups=[
-                KVCacheGroupSpec([name], spec) for name, spec in zip(names, groups, strict=True)
+                KVCacheGroupSpec([name], spec, is_eagle_group=number == drafter)
+                for number, (name, spec) in enumerate(zip(names, groups, strict=True))
             ],
             kv_cache_layout=config.cache_config.kv_cache_layout,
         )

@@ -29,6 +29,14 @@ KINDS = {
     "both": [full(), window(WINDOW)],
     "two windows": [window(WINDOW), window(WINDOW + 3 * BLOCK)],
 }
+# With the group of a drafter (EAGLE, MTP).
+DRAFTERS = {
+    "full": ([full()], 0),
+    "window": ([window(WINDOW)], 0),
+    "full beside a window": ([full(), window(WINDOW)], 0),
+    "window beside full": ([full(), window(WINDOW)], 1),
+    "two windows": ([window(WINDOW), window(WINDOW + 3 * BLOCK)], 1),
+}
 
 
 class Engines:
@@ -368,4 +376,21 @@ def test_a_depot_that_is_gone_costs_hits_and_no_request(engines: Engines) -> Non
     assert engine.ask(asked, prompt(8, 100)) == [200 // BLOCK * BLOCK, 0], "vLLM's own cache"
     engine.reset(external=True)
     assert engine.ask(asked) == [0]
+    assert engine.faults == []
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_with_a_drafters_group_all_but_the_last_block_is_served(
+    engines: Engines, kind: str
+) -> None:
+    """vLLM drops the last block that it finds of such a group. Of windows it stores only what ends
+    with the prompt's last block, unless it is told otherwise."""
+    groups, drafter = DRAFTERS[kind]
+    lengths = [blocks * BLOCK + more for blocks in (7, 12) for more in (0, 1, BLOCK - 1)]
+    asked = [prompt(length, length) for length in lengths]
+    engine = engines.start(groups, engine={"drafter": drafter})
+    assert engine.ask(*asked) == [0] * len(asked)
+    engine = engines.start(groups, engine={"drafter": drafter})
+    found = [engine.ask(one)[0] for one in asked]
+    assert found == [(length // BLOCK - 1) * BLOCK for length in lengths]
     assert engine.faults == []

@@ -35,9 +35,9 @@ from vllm.v1.kv_offload.base import OffloadKey, get_offload_group_idx
 
 import kvdepot
 from kvdepot.vllm import beside as vllm_beside
+from kvdepot.vllm import drafters, roles
 from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm import options as vllm_options
-from kvdepot.vllm import roles
 from kvdepot.vllm import settings as vllm_settings
 from kvdepot.vllm.comparing import layers_of
 from kvdepot.vllm.jobs import Group, Groups
@@ -83,6 +83,7 @@ class KvdepotConnector(WatchingConnector):
             self._geometries: dict[int, RankGeometry] = {}
             if self.scheduler.config.blocks_per_chunk > 1:
                 self.manager.set_whole(self._is_whole)
+            drafters.store_dropped_ends(self.scheduler)
             self.manager.stored = self._memory_weights.stored
             self.manager.role = roles.of(vllm_config.kv_transfer_config)
             self.manager.probes.doubted = self._doubt_weights

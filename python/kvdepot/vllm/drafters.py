@@ -1,0 +1,25 @@
+"""KV groups with the layers of a drafter (EAGLE, MTP), of which vLLM drops the last block it finds.
+
+The hit then ends one block earlier in every group. Of sliding windows vLLM stores, by default, only
+the blocks that a hit needs which ends with the prompt's last full block: with a drafter, that is a
+hit which never happens, and the prompt would be computed as a whole each time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def store_dropped_ends(scheduler: Any) -> None:
+    """Have vLLM's `scheduler` side store the windows of hits that end one block earlier, too."""
+    alignment = scheduler.config.alignment_tokens
+    drafts = any(group.is_eagle_group for group in scheduler.config.kv_group_configs)
+    if not drafts or alignment is None or not scheduler._sliding_window_groups:
+        return
+    masks = scheduler._reachable_store_block_mask
+
+    def with_earlier_ends(*, reachable_boundaries: tuple[int, ...], **others: Any) -> Any:
+        earlier = tuple(end - alignment for end in reachable_boundaries if end >= alignment)
+        return masks(reachable_boundaries=reachable_boundaries + earlier, **others)
+
+    scheduler._reachable_store_block_mask = with_earlier_ends
