@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from identity import models
+from identity import heads, models
 from identity.engines import Engine, Prompt
 
 OPTIONS = "kvdepot.vllm.options"
@@ -168,6 +168,48 @@ def _drafts(at: Path) -> tuple[Engine, Engine]:
 def _draft(at: Path) -> tuple[Engine, Engine]:
     target = models.llama(at / "target")
     engine = Engine(str(target), _drafting(target))
+    return engine, engine
+
+
+def _head(
+    method: str, head: Callable[..., Path], second: int = 0
+) -> Callable[[Path], tuple[Engine, Engine]]:
+    """Two engines with heads that draft for their target; `second` is the seed of the second
+    one's weights, the first one's is 0."""
+
+    def make(at: Path) -> tuple[Engine, Engine]:
+        target = str(heads.target(at / "target"))
+        one, two = (str(head(at / f"head{seed}", seed=seed)) for seed in (0, second))
+        return _predicting(target, method, model=one), _predicting(target, method, model=two)
+
+    return make
+
+
+def _layer(make: Callable[[Path], Path], **options: Any) -> Callable[[Path], tuple[Engine, Engine]]:
+    """Two engines of a model with a layer of its own that drafts (MTP)."""
+
+    def both(at: Path) -> tuple[Engine, Engine]:
+        engine = _predicting(str(make(at / "model")), "mtp", options)
+        return engine, engine
+
+    return both
+
+
+def _predicting(
+    target: str, method: str, options: dict[str, Any] | None = None, **config: Any
+) -> Engine:
+    drafting = {
+        "speculative_config": {"method": method, "num_speculative_tokens": 3, **config},
+        "per_request_spec_decode_metrics": "summary",
+    }
+    return Engine(target, {**(options or {}), **drafting}, output_tokens=12)
+
+
+def _embeddings(at: Path) -> tuple[Engine, Engine]:
+    """Not normalized, so that they differ by more than the tolerance if a block is wrong."""
+    pooler = {"seq_pooling_type": "LAST", "use_activation": False}
+    options = {"runner": "pooling", "convert": "embed", "pooler_config": pooler}
+    engine = Engine(str(models.llama(at / "llama")), options, pooling="embed")
     return engine, engine
 
 
@@ -358,6 +400,7 @@ CHANGES = (
         unservable="vLLM hashes blocks of other tokens",
     ),
     Case("weights of a draft model", _drafts, WEIGHTS),
+    Case("weights of an EAGLE head", _head("eagle", heads.eagle, second=1), WEIGHTS),
     Case("remote code", _code, WEIGHTS, meanwhile=_other_code),
     Case(
         "length under Llama 4",
@@ -447,6 +490,11 @@ def _ladder(_: Path) -> Sequence[Prompt]:
     return [Prompt(tokens(150 + count, seed=count)) for count in range(33)]
 
 
+def _block_ends(_: Path) -> Sequence[Prompt]:
+    """Prompts that end around the end of a block, and inside one."""
+    return [Prompt(tokens(count, seed=count)) for count in (150, 159, 160, 161, 175)]
+
+
 # What vLLM makes of a block of this hybrid, whose state is as large as so many tokens.
 HYBRID_BLOCK = 1056
 
@@ -463,6 +511,10 @@ N_GRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4
 FEATURES = (
     Case("speculative decoding by n-grams", _alike(speculative_config=N_GRAM), prompts=_ladder),
     Case("speculative decoding by a draft model", _draft, prompts=_ladder),
+    Case("speculative decoding by EAGLE", _head("eagle", heads.eagle), prompts=_block_ends),
+    Case("speculative decoding by EAGLE-3", _head("eagle3", heads.eagle3), prompts=_block_ends),
+    Case("speculative decoding by an MTP layer", _layer(heads.mtp), prompts=_block_ends),
+    Case("embeddings, of a prompt's last token", _embeddings, prompts=_ladder),
     Case("priority scheduling", _alike(scheduling_policy="priority")),
     Case(
         "a hybrid of attention and gated delta nets",

@@ -60,6 +60,8 @@ class Engine:
     output_tokens: int = OUTPUT_TOKENS
     together: bool = False
     """Whether all prompts are asked at once."""
+    pooling: str | None = None
+    """The task of a pooling model, such as `embed`, instead of generating."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Answer:
 
     tokens: list[int]
     logprobs: list[float]
+    """Of the tokens; what a pooling model returns instead, which has no tokens."""
     cached: int
     """Tokens that were served and not computed."""
     accepted: int = 0
@@ -202,6 +205,8 @@ def _serve(
         else:
             _register_kernels()
     llm = LLM(model=engine["model"], **(chosen | engine["options"]))
+    if engine["pooling"]:
+        return _pool(llm, engine, prompts)
     sampling = SamplingParams(
         temperature=0,
         max_tokens=engine["output_tokens"],
@@ -238,6 +243,23 @@ def _serve(
         # Stores end in later steps.
         for number in range(3):
             llm.generate([{"prompt_token_ids": [5 + number] * 3}], sampling, use_tqdm=False)
+    llm.llm_engine.engine_core.shutdown()
+    return answers
+
+
+def _pool(llm: Any, engine: dict[str, Any], prompts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def encode(prompt: dict[str, Any]) -> Any:
+        (output,) = llm.encode([prompt], pooling_task=engine["pooling"], use_tqdm=False)
+        return output
+
+    answers = []
+    for prompt in prompts:
+        output = encode(_prompt(prompt))
+        pooled = output.outputs.data.flatten().tolist()
+        answers.append({"tokens": [], "logprobs": pooled, "cached": output.num_cached_tokens})
+    if engine["connector"]:
+        for number in range(3):
+            encode({"prompt_token_ids": [5 + number] * 3})
     llm.llm_engine.engine_core.shutdown()
     return answers
 
