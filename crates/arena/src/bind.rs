@@ -350,7 +350,7 @@ mod tests {
 
         fn step(&mut self) {
             let number = self.rng.below(self.keys);
-            let stamp = self.uses.call(1).of(0);
+            let stamp = self.uses.asked().of(0);
             let known = self.twin.blocks.contains_key(&number);
             match self.rng.below(20) {
                 0..6 if !known => {
@@ -472,13 +472,13 @@ mod tests {
     fn a_group_leaves_as_one_and_what_another_one_needs_or_somebody_reads_stays() {
         let (arena, uses) = (arena(1024), Uses::default());
         for number in 0..40 {
-            put(&arena, number, uses.call(1).of(0));
+            put(&arena, number, uses.asked().of(0));
         }
         let old = group(&arena, Class::Ordinary, (0..20).chain([100]));
         let new = group(&arena, Class::Last, 15..30);
         let pinned = [3, 4].map(|number| pin(&arena, number, 0).unwrap());
         // The one that was used last.
-        touch(&arena, 7, uses.call(1).of(0));
+        touch(&arena, 7, uses.asked().of(0));
         for gone in 30..40 {
             assert!(arena.evict_one());
             assert!(!there(&arena, 40).contains(&gone));
@@ -494,8 +494,8 @@ mod tests {
         assert_eq!(arena.stats().blocks, 0);
         assert_eq!(arena.stats().evicted_groups, 2);
         // What comes makes it a group again.
-        put(&arena, 100, uses.call(1).of(0));
-        put(&arena, 50, uses.call(1).of(0));
+        put(&arena, 100, uses.asked().of(0));
+        put(&arena, 50, uses.asked().of(0));
         assert!(arena.evict_one());
         assert!(there(&arena, 101).contains(&50));
         dissolve(&arena, &old);
@@ -506,11 +506,11 @@ mod tests {
     fn what_shares_a_head_with_what_was_used_is_not_used_with_it() {
         let (arena, uses) = (arena(1024), Uses::default());
         for number in 0..10 {
-            put(&arena, number, uses.call(1).of(0));
+            put(&arena, number, uses.asked().of(0));
         }
         let group = |numbers: &[u64]| group(&arena, Class::Ordinary, numbers.iter().copied());
         let groups = [[0, 1, 2, 3], [0, 4, 5, 6], [0, 7, 8, 9]].map(|numbers| group(&numbers));
-        let stamps = uses.call(4);
+        let stamps = uses.asked();
         (0..4).for_each(|at| touch(&arena, at, stamps.of(at as usize)));
         for gone in [4..7, 7..10] {
             assert!(arena.evict_one());
@@ -529,13 +529,13 @@ mod tests {
         for round in 0..rounds(50) {
             let (arena, uses) = (arena(1024), Uses::default());
             for number in 0..200 {
-                put(&arena, number, uses.call(1).of(0));
+                put(&arena, number, uses.asked().of(0));
             }
             let group = group(&arena, Class::First, 0..200);
             std::thread::scope(|scope| {
                 scope.spawn(|| arena.evict_one());
                 scope.spawn(|| {
-                    (0..round).for_each(|number| touch(&arena, number, uses.call(1).of(0)));
+                    (0..round).for_each(|number| touch(&arena, number, uses.asked().of(0)));
                     dissolve(&arena, &group);
                 });
             });

@@ -22,6 +22,7 @@ use kvdepot_host::Condvar;
 use kvdepot_media::{Buffer, Mapping};
 use parking_lot::Mutex;
 
+use crate::displace::Turnover;
 use crate::error::Error;
 use crate::format::layout::Layout;
 use crate::format::record::{Record, State as RecordState};
@@ -125,6 +126,7 @@ pub(crate) struct State {
     pub(crate) undescribed: Vec<u32>,
     pub(crate) roll: Roll,
     pub(crate) groups: Groups,
+    pub(crate) turnover: Turnover,
 }
 
 impl Arena {
@@ -328,6 +330,7 @@ impl State {
             undescribed: Vec::new(),
             roll: Roll::default(),
             groups: Groups::default(),
+            turnover: Turnover::default(),
         }
     }
 

@@ -10,6 +10,14 @@ pub fn unix_seconds() -> u32 {
     u32::try_from(seconds).unwrap_or(u32::MAX)
 }
 
+/// Nanoseconds since 1970, as files keep them.
+pub fn unix_nanos() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+    })
+}
+
 /// Now, for durations.
 pub fn now() -> Instant {
     #[cfg(feature = "sim")]

@@ -8,10 +8,12 @@ use std::sync::atomic::Ordering;
 use crate::bind::Fallen;
 use crate::body::{Arena, State};
 use crate::bury::{BATCH, BITE, Dying, Victim};
+use crate::displace::Before;
 use crate::format::GRANULE;
 use crate::format::record::EXTENTS_MAX;
 use crate::held::Guard;
 use crate::index::{Oldest, Stage};
+use crate::place::Wanted;
 
 /// How far eviction runs ahead of need: one part in 64 of the arena (1.6 %, within the 2 % that
 /// the protocol allows), so that a put in a full arena does not evict for each block alone and
@@ -39,13 +41,14 @@ struct Taken {
 impl Arena {
     /// Evicts for a block that found no room, and somewhat more. False when nothing
     /// more can go, or nothing that went has left room.
-    pub(crate) fn evict_for(&self, state: &mut Guard<'_, State>, need: u64) -> bool {
+    pub(crate) fn evict_for(&self, state: &mut Guard<'_, State>, wanted: &Wanted) -> bool {
+        let before = self.displaced_by(state, wanted);
         // With all that eviction may run ahead, and still in pieces.
         let (bytes, slots) = state.unpromised();
-        if slots > 0 && bytes >= self.with_ahead(need) {
-            return self.dig(state, need);
+        if slots > 0 && bytes >= self.with_ahead(wanted.len) {
+            return self.dig(state, wanted.len, before);
         }
-        self.evict_oldest(state, need)
+        self.evict_oldest(state, wanted.len, before)
     }
 
     /// Evicts ahead of need what one burial takes, where there was need before. False when there
@@ -83,11 +86,12 @@ impl Arena {
         let (mut room, mut count) = (0, 0);
         let (evicted, buried) = self.evict_each(&mut state, |state, fallen| {
             let few = BITE.min(BATCH - count);
-            let (victims, more) = self.least_used(state, few, |more, taken| {
+            let enough = |more, taken| {
                 let room = bytes + room + fallen.bytes + more;
                 let slots = slots + count as u64 + fallen.blocks + taken;
                 room >= bytes_wanted && slots >= slots_wanted
-            })?;
+            };
+            let (victims, more) = self.least_used(state, few, Before::ALL, enough)?;
             (room, count) = (room + more, count + victims.len());
             Some(victims)
         });
@@ -153,19 +157,24 @@ impl Arena {
         }
     }
 
-    /// The least recently used blocks, until there is enough of them, and their bytes: `enough` is
-    /// asked with these and their number. None yet, or fewer, where more had to be looked at than a
+    /// The least recently used blocks, until there is enough of them, or the next may not go, and
+    /// their bytes: `enough` is asked with these and their number. None yet, or fewer, where more had to be looked at than a
     /// turn allows; `None` when there is enough, or there are no more.
     fn least_used(
         &self,
         state: &mut State,
         most: usize,
+        before: Before,
         enough: impl Fn(u64, u64) -> bool,
     ) -> Option<(Vec<Victim>, u64)> {
         let mut victims = Vec::new();
         let mut bytes = 0;
         while victims.len() < most && !enough(bytes, victims.len() as u64) {
             match state.order.oldest(&self.index) {
+                Oldest::Block(slot, stamp) | Oldest::Used(slot, stamp) if !before.takes(stamp) => {
+                    state.order.keep(&self.index, slot);
+                    break;
+                }
                 found @ (Oldest::Block(slot, _) | Oldest::Used(slot, _)) => {
                     bytes += self.index.get(slot).extents.room();
                     let since = match found {
@@ -183,7 +192,7 @@ impl Arena {
 
     /// Evicts the least recently used blocks for `need` bytes and a slot, which nobody else gets
     /// meanwhile. False when all that may go would not be enough.
-    fn evict_oldest(&self, state: &mut Guard<'_, State>, need: u64) -> bool {
+    fn evict_oldest(&self, state: &mut Guard<'_, State>, need: u64, before: Before) -> bool {
         let (bytes, slots) = state.unpromised();
         if bytes + self.index.evictable_bytes() < need {
             return false;
@@ -208,7 +217,7 @@ impl Arena {
         let (gone, buried) = self.evict_each(state, |state, fallen| {
             let taken = count as u64 + fallen.blocks;
             let enough = |more, few| enough(room + fallen.bytes + more, taken + few);
-            let (victims, more) = self.least_used(state, BITE, enough)?;
+            let (victims, more) = self.least_used(state, BITE, before, enough)?;
             (room, count) = (room + more, count + victims.len());
             Some(victims)
         });
@@ -216,7 +225,7 @@ impl Arena {
         count + gone > 0 && buried
     }
 
-    fn slots_ahead(&self) -> u64 {
+    pub(crate) fn slots_ahead(&self) -> u64 {
         self.layout().records / (AHEAD * 2)
     }
 
@@ -229,13 +238,13 @@ impl Arena {
     /// a hole that runs ahead of need, or else for the least that will do. Nobody else gets any
     /// of it meanwhile. False when there is no place for it, because pinned and reserved blocks
     /// stay where they are, or when nothing stands in its way any more.
-    fn dig(&self, state: &mut Guard<'_, State>, need: u64) -> bool {
+    fn dig(&self, state: &mut Guard<'_, State>, need: u64, before: Before) -> bool {
         let need = need.next_multiple_of(GRANULE);
         let ahead = self.layout().data_len() / HOLE_AHEAD;
         let lost = self.lost(state);
         // Looking at all that a large arena has takes longer than anybody should wait for the lock.
         let chosen = state.unlocked(|| {
-            let taken = self.taken(&lost);
+            let taken = self.taken(&lost, before);
             let ample = (ahead > need).then(|| self.around_hole(&taken, ahead, 1));
             ample
                 .flatten()
@@ -260,14 +269,14 @@ impl Arena {
         buried
     }
 
-    fn taken(&self, lost: &[(u64, u64)]) -> Vec<Taken> {
+    fn taken(&self, lost: &[(u64, u64)], before: Before) -> Vec<Taken> {
         let mut taken: Vec<Taken> = Vec::new();
         self.index.walk(|slot, entry| {
             let stays = entry.stage != Stage::Live || entry.pins > 0;
-            let stamp = if stays {
-                u64::MAX
-            } else {
-                self.index.stamp_of(slot, &entry)
+            let stamp = self.index.stamp_of(slot, &entry);
+            let stamp = match stays || !before.takes(stamp) {
+                true => u64::MAX,
+                false => stamp,
             };
             let of = |(begin, len)| Taken {
                 begin,
@@ -409,7 +418,8 @@ mod tests {
             let mut taken = false;
             let mut state = self.state.lock();
             self.evict_each(&mut state, |state, _| {
-                let (victims, _) = (!taken).then(|| self.least_used(state, 1, |_, _| false))??;
+                let (victims, _) =
+                    (!taken).then(|| self.least_used(state, 1, Before::ALL, |_, _| false))??;
                 taken = !victims.is_empty();
                 Some(victims)
             });
@@ -465,7 +475,7 @@ mod tests {
         let uses = Uses::default();
         let odd = |from: u64, to: u64| (from..to).step_by(2).map(|key| wanted(key, 1).key);
         for key in odd(1001, 1512) {
-            arena.touch(NAMESPACE, [(&key, uses.call(1).of(0))].into_iter());
+            arena.touch(NAMESPACE, [(&key, uses.asked().of(0))].into_iter());
         }
         let group = |class, keys: Vec<Key>| {
             let group = Arc::new(Group::new(NAMESPACE, class));

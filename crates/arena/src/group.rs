@@ -44,9 +44,14 @@ const TIME_BITS: u32 = 62;
 const TIME: u64 = (1 << TIME_BITS) - 1;
 
 /// The first stamp of an ordinary block.
-pub(crate) const ORDINARY: u64 = Class::Ordinary.above(0);
+pub(crate) const ORDINARY: u64 = Class::Ordinary.first();
 
 impl Class {
+    /// The first stamp of the class.
+    pub(crate) const fn first(self) -> u64 {
+        self.above(0)
+    }
+
     const fn above(self, time: u64) -> u64 {
         (self as u64) << TIME_BITS | time
     }

@@ -189,6 +189,9 @@ impl Arena {
         state.reserved.remove(entry.namespace, &entry.key, slot);
         state.live_bytes += entry.len;
         state.roll.came(entry.namespace, entry.len);
+        let room = entry.extents.room();
+        let capacity = self.layout().data_len();
+        state.turnover.note(room, entry.stamp, capacity);
         let stamp = self.join_published(state, slot, &entry);
         state.order.entered(&self.index, slot, stamp);
         self.counters.stored_blocks.fetch_add(1, Ordering::Relaxed);

@@ -46,6 +46,21 @@ impl Arena {
         });
     }
 
+    /// When a block was used that is published or being written.
+    pub fn stamp_of(&self, namespace: NamespaceId, key: &Key) -> Option<u64> {
+        let mut stamp = None;
+        self.index.look_up(namespace, [key], |_, block| {
+            stamp = block.map(|block| block.entry().stamp);
+            true
+        });
+        let being_written = || {
+            let state = self.state.lock();
+            let slot = state.reserved.get(self.index.number(namespace)?, key)?;
+            Some(self.index.get(slot).stamp)
+        };
+        stamp.or_else(being_written).map(ordinary)
+    }
+
     /// Stamps the block that a token names, if it is still there.
     pub fn touch_token(&self, token: Token, stamp: u64) {
         if token.device == self.number {

@@ -96,7 +96,7 @@ impl Arena {
             if len == 0 || len > self.layout().data_len() {
                 return Err(self.no_room(&state, len));
             }
-            let may_take = std::mem::take(&mut ours) || state.is_free(wanted.room());
+            let may_take = std::mem::take(&mut ours) || self.may_take(&mut state, wanted);
             let space = may_take.then(|| self.set_aside(&mut state, number, wanted, hint));
             if let Some(answer) = space.flatten() {
                 return answer;
@@ -109,10 +109,10 @@ impl Arena {
                 continue;
             }
             waited = false;
-            state.pressed = true;
             // What there is to evict others may have begun to bury since; and while a place was
             // looked for they may have given back room, so that nothing need go.
-            ours = self.evict_for(&mut state, len);
+            ours = self.evict_for(&mut state, wanted);
+            state.pressed |= ours;
             last = !ours && !self.await_burials(&mut state);
         }
     }

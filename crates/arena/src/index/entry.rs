@@ -12,12 +12,37 @@ use crate::key::Key;
 /// Counts uses, for all tiers of a depot, so that a block keeps its rank from tier to tier.
 pub struct Uses(AtomicU64);
 
-/// The stamps of one call's keys, which are in prefix order: a prompt's tail is always older than
-/// its head, whichever of them moves first and wherever it goes.
-#[derive(Clone, Copy, Debug)]
+/// The stamps of a call's blocks, in prefix order: a prompt's tail is always older than its head,
+/// whichever of them moves first and wherever it goes, and however many calls bring it.
+///
+/// ```text
+///   63 62 61                 20 19                           2 1      0
+///  | class | when it was used  | blocks that may be behind it | sight  |
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamps {
+    /// Of the first of the blocks that were there, and how many these are.
+    there: (u64, usize),
+    /// Of the first of the others.
     first: u64,
-    keys: u64,
+}
+
+/// Blocks of a prompt whose stamps differ: those behind them are as old as the last of these.
+const DEPTH_BITS: u32 = 18;
+const DEPTH: u64 = (1 << DEPTH_BITS) - 1;
+const DEPTH_SHIFT: u32 = 2;
+/// One use. Each takes two: what is new behind blocks that were there is older than these.
+const USE: u64 = 1 << (DEPTH_SHIFT + DEPTH_BITS);
+
+/// How a block was seen when it was used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sight {
+    /// For the first time.
+    First = 0,
+    /// After it had found no room.
+    Again = 1,
+    /// It was there.
+    There = 2,
 }
 
 impl Default for Uses {
@@ -27,25 +52,105 @@ impl Default for Uses {
 }
 
 impl Uses {
-    /// Stamps for a call of so many keys.
-    pub fn call(&self, keys: usize) -> Stamps {
-        let keys = keys as u64;
+    /// Stamps for blocks that are there.
+    pub fn asked(&self) -> Stamps {
+        self.call(usize::MAX)
+    }
+
+    /// Stamps for blocks that are offered, of which so many are there.
+    pub fn call(&self, there: usize) -> Stamps {
+        let now = self.0.fetch_add(2 * USE, Ordering::Relaxed) + USE;
         Stamps {
-            first: self.0.fetch_add(keys, Ordering::Relaxed),
-            keys,
+            there: (now | DEPTH << DEPTH_SHIFT | Sight::There as u64, there),
+            first: (now - USE) | DEPTH << DEPTH_SHIFT,
         }
+    }
+
+    /// Later than all uses until now.
+    pub fn now(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
     }
 
     /// The first of so many stamps.
     pub(super) fn span(&self, stamps: u64) -> u64 {
-        self.0.fetch_add(stamps, Ordering::Relaxed)
+        let uses = stamps.next_multiple_of(2 * USE);
+        self.0.fetch_add(uses, Ordering::Relaxed)
     }
 }
 
 impl Stamps {
-    /// The stamp of the key at `index`.
+    /// The stamps of blocks that are offered and follow one with this stamp in their prompt.
+    #[must_use]
+    pub fn behind(stamp: u64) -> Stamps {
+        let first = match stamp & 3 == Sight::There as u64 {
+            true => (stamp & !(USE - 1)) - USE | DEPTH << DEPTH_SHIFT,
+            false => deeper(stamp, 1),
+        };
+        Stamps {
+            there: (first, 0),
+            first,
+        }
+    }
+
+    /// The same for blocks that found no room when they were first offered.
+    #[must_use]
+    pub fn again(self) -> Stamps {
+        Stamps {
+            first: self.first | Sight::Again as u64,
+            ..self
+        }
+    }
+
+    /// The stamp of the block at `index`.
+    #[must_use]
     pub fn of(self, index: usize) -> u64 {
-        self.first + self.keys - 1 - index as u64
+        let (there, count) = self.there;
+        match index.checked_sub(count) {
+            Some(new) => deeper(self.first, new),
+            None => deeper(there, index),
+        }
+    }
+}
+
+/// Blocks behind one with this stamp that have other stamps.
+fn behind_at_most(stamp: u64) -> u64 {
+    stamp >> DEPTH_SHIFT & DEPTH
+}
+
+fn deeper(stamp: u64, blocks: usize) -> u64 {
+    stamp - (behind_at_most(stamp).min(blocks as u64) << DEPTH_SHIFT)
+}
+
+/// What a stamp says of its use.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Use {
+    /// The first stamp of the use.
+    pub began: u64,
+    /// Whether the block is offered for the first time.
+    pub is_first: bool,
+    /// New blocks of the prompt before this one, at least.
+    pub depth: u64,
+}
+
+impl Use {
+    /// The last bits of a stamp, which say where in its prompt a block stands.
+    pub const BITS: u32 = DEPTH_SHIFT + DEPTH_BITS;
+
+    /// These bits of the block at `index` of a call, which is there.
+    #[must_use]
+    pub fn within(index: usize) -> u64 {
+        deeper(DEPTH << DEPTH_SHIFT, index) | Sight::There as u64
+    }
+
+    /// What this stamp says.
+    #[must_use]
+    pub fn of(stamp: u64) -> Use {
+        Use {
+            began: stamp & !(USE - 1),
+            is_first: stamp & 3 == Sight::First as u64,
+            depth: DEPTH - behind_at_most(stamp),
+        }
     }
 }
 
@@ -351,11 +456,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_stamps_its_last_key_oldest() {
+    fn a_prompts_last_block_is_its_oldest_however_many_calls_bring_it() {
         let uses = Uses::default();
-        let (one, two) = (uses.call(3), uses.call(2));
-        let stamps = [one.of(2), one.of(1), one.of(0), two.of(1), two.of(0)];
+        let one = uses.call(1);
+        let rest = Stamps::behind(one.of(2));
+        let two = uses.asked();
+        let new = Stamps::behind(two.of(7));
+        let stamps = [
+            rest.of(1),
+            rest.of(0),
+            one.of(2),
+            one.of(1),
+            one.of(0),
+            new.of(1),
+            new.of(0),
+            two.of(1),
+            two.of(0),
+        ];
         assert!(stamps.is_sorted_by(|a, b| a < b), "{stamps:?}");
+        let uses = stamps.map(Use::of);
+        let of = |at: usize| (uses[at].is_first, uses[at].depth);
+        assert_eq!([of(0), of(3), of(4)], [(true, 3), (true, 0), (false, 0)]);
+        assert_eq!([of(5), of(6), of(7)], [(true, 1), (true, 0), (false, 1)]);
+        assert!(uses[0].began == uses[3].began && stamps[3] >= uses[0].began);
+        let again = Stamps::behind(rest.again().of(5));
+        assert!(!Use::of(again.of(0)).is_first && again.of(0) > uses[0].began);
+        // Deeper than that all are as old.
+        let deep = Stamps::behind(one.of(1 << 40));
+        assert_eq!((deep.of(0), deep.of(7)), (uses[0].began, uses[0].began));
     }
 
     #[test]

@@ -21,8 +21,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) use arrivals::Arrivals;
 use bound::Bound;
+
 pub(crate) use entry::{Entry, Stage};
-pub use entry::{Stamps, Uses};
+pub use entry::{Stamps, Use, Uses};
 use hash::Secret;
 use kvdepot_media::checksum::Checksum;
 use map::LOCAL_BITS;

@@ -211,7 +211,6 @@ mod tests {
     use kvdepot_testkit::seed::{Rng, rounds};
 
     use super::*;
-    use crate::group::ORDINARY;
     use crate::index::Uses;
     use crate::key::{Identity, Key, NamespaceId};
     use fill::{in_use, shares_of};
@@ -273,15 +272,16 @@ mod tests {
         assert_eq!((found.shares.len(), shares), (3, count));
         assert_eq!(found.records.vacant(), layout.records - count);
         let uses = Uses::default();
-        uses.call(10);
+        uses.asked();
+        let first = uses.now();
         found.index.rank(&uses);
         let mut stamps = Vec::new();
         found
             .index
             .walk(|_, entry| stamps.push((entry.sequence, entry.stamp)));
         stamps.sort_unstable();
-        assert!(stamps.is_sorted_by(|a, b| a.1 < b.1) && stamps[0].1 == ORDINARY + 10);
-        assert!(uses.call(1).of(0) > stamps[stamps.len() - 1].1);
+        assert!(stamps.is_sorted_by(|a, b| a.1 < b.1) && stamps[0].1 == first);
+        assert!(uses.asked().of(0) > stamps[stamps.len() - 1].1);
         // The first free record is the first that is not in use.
         assert_eq!(found.records.take(), Some(0));
     }

@@ -96,7 +96,7 @@ impl Open {
 
     /// Room for blocks of these numbers and lengths, of those that are not there and find some.
     pub fn reserve(&self, blocks: &[(u64, usize)]) -> Vec<Reserved> {
-        let stamps = self.uses.call(blocks.len());
+        let stamps = self.uses.asked();
         let wanted = |(at, (number, len)): (usize, &(u64, usize))| Wanted {
             key: key(*number),
             len: *len as u64,
@@ -166,7 +166,7 @@ impl Open {
     pub fn get(&self, number: u64) -> Option<Vec<u8>> {
         let (mut found, mut place) = ([false], None);
         let pinned = |_, at: Place| place = Some(at);
-        let stamps = self.uses.call(1);
+        let stamps = self.uses.asked();
         self.arena.pin(
             NAMESPACE,
             &[key(number)],
