@@ -414,9 +414,13 @@ class Namespace:
     def where(self, keys: _Keys) -> list[str | None]:
         """The nearest tier that has each key's block; None for a miss."""
 
-    def put(self, keys: _Keys, buffers: _Buffers) -> Task:
+    def put(self, keys: _Keys, buffers: _Buffers, after: bytes | None = None) -> Task:
         """Store blocks, given in prefix order. `buffers` has contiguous memory for each key, or
-        is one Spans. Answers at once; see Task for the two milestones."""
+        is one Spans. Answers at once; see Task for the two milestones.
+
+        `after` is the key of the block before the first one, where a prompt comes in several
+        calls: without it a call's blocks count as a prompt of their own, and a prompt larger than
+        an eighth of a tier pushes out what others use."""
 
     def get(
         self, keys: _Keys, buffers: _Buffers, staged: bool = False, prefix: bool = False
@@ -461,12 +465,13 @@ class Namespace:
         part_lengths: Iterable[int] | None = None,
         strict: bool = False,
         prefix: bool = False,
+        after: bytes | None = None,
     ) -> list[Reservation | None]:
         """Reserve room for blocks, given in prefix order. `lengths` is one number or one a key.
         With `parts` above 1 each block has that many, of `part_lengths` bytes, or of equal ones.
         None for a key that is stored, is being written, is declined (`admission`), or finds no
         room; with `strict` no room raises FullError and reserves nothing; with `prefix` the answer
-        ends before the first key that is declined or finds no room."""
+        ends before the first key that is declined or finds no room. `after` as for put."""
 
     def commit(
         self, reservations: Iterable[Reservation], checksums: Iterable[Iterable[bytes]]

@@ -233,7 +233,8 @@ def test_weights_that_change_while_requests_are_served_leave_nothing_behind(
 
         def sometimes(engine: EngineDouble = engine) -> None:
             nonlocal resets
-            if drawn.random() < 0.03:
+            # vLLM refuses a reset while blocks are on their way.
+            if resets == 0 or drawn.random() < 0.03:
                 resets += engine.change_weights()
 
         engine.between_steps = sometimes

@@ -8,7 +8,7 @@
 
 mod folders;
 
-pub use folders::{Seen, annotate, annotation, mark_used};
+pub use folders::{Seen, annotate, annotation, mark_used, mark_used_at};
 
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -92,6 +92,11 @@ fn read_tokens(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     Ok(read)
 }
 
+/// Reads the key of the block that a call continues.
+pub(crate) fn after(key: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Key>> {
+    key.map(|key| one(|| "after".into(), key)).transpose()
+}
+
 /// Reads the keys of a call.
 pub(crate) fn parse(keys: &Bound<'_, PyAny>) -> PyResult<Vec<Key>> {
     let py = keys.py();
@@ -129,20 +134,13 @@ fn many(py: Python<'_>, bytes: &[u8]) -> PyResult<Vec<Key>> {
 fn each<'py>(items: impl ExactSizeIterator<Item = Bound<'py, PyAny>>) -> PyResult<Vec<Key>> {
     let mut keys = Vec::with_capacity(items.len());
     for (index, item) in items.enumerate() {
-        keys.push(one(index, &item)?);
+        keys.push(one(|| format!("keys[{index}]"), &item)?);
     }
     Ok(keys)
 }
 
-fn one(index: usize, item: &Bound<'_, PyAny>) -> PyResult<Key> {
-    let wrong = |value: String| {
-        errors::input(
-            item.py(),
-            format!("keys[{index}]"),
-            value,
-            "a key of 32 bytes",
-        )
-    };
+fn one(field: impl Fn() -> String, item: &Bound<'_, PyAny>) -> PyResult<Key> {
+    let wrong = |value: String| errors::input(item.py(), field(), value, "a key of 32 bytes");
     let key = |bytes: &[u8]| match bytes.try_into() {
         Ok(key) => Ok(Key(key)),
         Err(_) => Err(wrong(format!("a value of {} bytes", bytes.len()))),

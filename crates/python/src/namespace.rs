@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvdepot_store::{
-    Cursor, GetOptions, Key, Namespace as StoreNamespace, PAGE_MAX, Pin as StorePin,
+    Cursor, GetOptions, Key, Namespace as StoreNamespace, NoRoom, PAGE_MAX, Pin as StorePin,
     Reservation as StoreReservation,
 };
 use pyo3::prelude::*;
@@ -178,19 +178,26 @@ impl Namespace {
 
     /// Stores blocks, given in prefix order. `buffers` has contiguous memory for each key, or is
     /// one Spans. Answers at once; see Task for the two milestones.
+    ///
+    /// `after` is the key of the block before the first one, where a prompt comes in several
+    /// calls: without it a call's blocks count as a prompt of their own, and a prompt larger than
+    /// an eighth of a tier pushes out what others use.
+    #[pyo3(signature = (keys, buffers, after = None))]
     fn put(
         &self,
         py: Python<'_>,
         keys: &Bound<'_, PyAny>,
         buffers: &Bound<'_, PyAny>,
+        after: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Task> {
         // First: a forked child may find a lane's locks held.
         self.handle.depot(py)?;
         let keys = keys::parse(keys)?;
+        let after = keys::after(after)?;
         let parsed = buffers::parse(buffers, false)?;
         keep::sweep(py);
         let blocks = parsed.blocks;
-        let task = self.change(py, |namespace| namespace.put(keys, blocks));
+        let task = self.change(py, |namespace| namespace.put_after(after, keys, blocks));
         // Refused, the buffers are gone, and what they held waits here. After a signal the lanes
         // may have them all the same.
         let task = task.inspect_err(|_| keep::sweep(py))?;
@@ -295,9 +302,9 @@ impl Namespace {
     /// With `parts` above 1 each block has that many, of `part_lengths` bytes, or of equal ones.
     /// None for a key that is stored, is being written, is declined (`admission`), or finds no
     /// room; with `strict` no room raises FullError and reserves nothing; with `prefix` the answer
-    /// ends before the first key that is declined or finds no room.
+    /// ends before the first key that is declined or finds no room. `after` as for put.
     #[pyo3(signature = (
-        keys, lengths, parts = 1, part_lengths = None, strict = false, prefix = false
+        keys, lengths, parts = 1, part_lengths = None, strict = false, prefix = false, after = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "the options of one verb")]
     fn reserve(
@@ -309,6 +316,7 @@ impl Namespace {
         part_lengths: Option<&Bound<'_, PyAny>>,
         strict: bool,
         prefix: bool,
+        after: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Vec<Option<Reservation>>> {
         let parts = arguments::whole(py, "parts", parts, "1 to 4096")?;
         let keys = keys::parse(keys)?;
@@ -318,10 +326,14 @@ impl Namespace {
         for (index, (key, length)) in keys.into_iter().zip(&lengths).enumerate() {
             blocks.push((key, split.of(py, index, *length)?));
         }
-        let reserved = self.change(py, |namespace| match (strict, prefix) {
-            (true, _) => namespace.reserve_strict(&blocks),
-            (_, true) => namespace.reserve_prefix(&blocks),
-            _ => namespace.reserve(&blocks),
+        let after = keys::after(after)?;
+        let no_room = match (strict, prefix) {
+            (true, _) => NoRoom::Fail,
+            (_, true) => NoRoom::Stop,
+            _ => NoRoom::Skip,
+        };
+        let reserved = self.change(py, |namespace| {
+            namespace.reserve_after(after, &blocks, no_room)
         })?;
         let wrap = |(reserved, length): (Option<StoreReservation>, &u64)| {
             reserved.map(|one| {

@@ -235,6 +235,7 @@ class KvdepotManager(OffloadingManager):
         groups: list[GroupPlacements] = []
         for group, members in self._by_group(keys):
             idents = self._idents(members, req_context)
+            self.ends.after(request, group.position, [idents[-1][1]])
             pins = [held.pop(key, None) for key in members]
             lost = [index for index, pin in enumerate(pins) if pin is None]
             if lost:
@@ -331,7 +332,8 @@ class KvdepotManager(OffloadingManager):
                 names = [name for _, name in self._idents(members, req_context)]
                 offered = Offered(store, group, members, names)
                 if self._stores:
-                    room = offered.reserve(self.writers)
+                    after = self.ends.after(req_context.req_id, group.position, names)
+                    room = offered.reserve(self.writers, after)
                     if room < len(members):
                         self.ends.no_room(members[room], req_context)
                 if plan is not None:

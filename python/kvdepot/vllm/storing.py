@@ -14,10 +14,19 @@ logger = init_logger("vllm.kvdepot.manager")
 
 
 class Ends:
-    """The ends of requests that are not stored whole."""
+    """How far requests are stored: the last block of each, and the ends of those that are not
+    stored whole."""
 
     def __init__(self) -> None:
         self._ends: dict[str, int] = {}
+        self._last: dict[str, dict[int, bytes]] = {}
+
+    def after(self, request: str, group: int, names: list[bytes]) -> bytes | None:
+        """The block of the request that these follow, if it is known. The next ones follow them."""
+        last = self._last.setdefault(request, {})
+        before = last.get(group)
+        last[group] = names[-1]
+        return before
 
     def before(self, keys: list[OffloadKey], context: ReqContext) -> list[OffloadKey]:
         """Those before the first block of the request that found no room."""
@@ -45,13 +54,16 @@ class Ends:
     def forget(self, request: str) -> None:
         """The request is over."""
         self._ends.pop(request, None)
+        self._last.pop(request, None)
 
     def keep(self, alive: Collection[str]) -> None:
         """Forget all requests that are not among these."""
         self._ends = {name: end for name, end in self._ends.items() if name in alive}
+        self._last = {name: last for name, last in self._last.items() if name in alive}
 
     def offer_again(self) -> None:
         """vLLM offers everything again, and there may be room by now."""
+        self._last.clear()
         self._ends = {name: end for name, end in self._ends.items() if end == 0}
 
 
@@ -68,12 +80,17 @@ class Offered:
         self._reservations: list[kvdepot.Reservation | None] = [None] * len(keys)
         self._pins: dict[int, kvdepot.Pin | None] = {}
 
-    def reserve(self, writers: int) -> int:
-        """Reserve room for blocks of so many parts; how many of them, from the first one on, there
-        was room for or are stored."""
+    def reserve(self, writers: int, after: bytes | None) -> int:
+        """Reserve room for blocks of so many parts, which follow a block; how many of them, from
+        the first one on, there was room for or are stored."""
         lengths = self._group.part_bytes
         self._reservations = self._group.namespace.reserve(
-            self._names, sum(lengths), parts=writers, part_lengths=lengths, prefix=True
+            self._names,
+            sum(lengths),
+            parts=writers,
+            part_lengths=lengths,
+            prefix=True,
+            after=after,
         )
         return len(self._reservations)
 

@@ -72,6 +72,28 @@ pub fn mark_used(fd: impl AsFd) -> Result<()> {
     rustix::fs::futimens(fd, &times).map_err(Error::os("mark a file as used"))
 }
 
+/// Marks an open file as used at that time, in nanoseconds since 1970.
+///
+/// # Errors
+///
+/// [`Error::Os`] when the system refuses, as it does for files of others.
+pub fn mark_used_at(fd: impl AsFd, nanos: i64) -> Result<()> {
+    rustix::fs::futimens(fd, &used_at(nanos)).map_err(Error::os("mark a file as used"))
+}
+
+fn used_at(nanos: i64) -> rustix::fs::Timestamps {
+    rustix::fs::Timestamps {
+        last_access: rustix::fs::Timespec {
+            tv_sec: 0,
+            tv_nsec: rustix::fs::UTIME_OMIT,
+        },
+        last_modification: rustix::fs::Timespec {
+            tv_sec: nanos.div_euclid(1_000_000_000),
+            tv_nsec: nanos.rem_euclid(1_000_000_000),
+        },
+    }
+}
+
 /// Notes a few bytes beside an open file, in an attribute of its own; false where the file system
 /// keeps none.
 pub fn annotate(fd: impl AsFd, name: &str, bytes: &[u8]) -> bool {
@@ -281,6 +303,18 @@ impl Dir {
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(Error::os("look for a file")(errno)),
         }
+    }
+
+    /// As [`mark_used_at`], of a file by its name.
+    ///
+    /// # Errors
+    ///
+    /// As there, and [`Error::Input`] for what is no plain name.
+    pub fn mark_used_at(&self, name: &str, nanos: i64) -> Result<()> {
+        check(name)?;
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        let marked = rustix::fs::utimensat(&self.fd, name, &used_at(nanos), flags);
+        marked.map_err(Error::os("mark a file as used"))
     }
 
     /// The names in it, in any order, without `.` and `..`. What comes or goes meanwhile is among

@@ -524,6 +524,7 @@ mod tests {
         };
         let reserve = Reserve {
             namespace,
+            after: None,
             no_room: 0,
             keys: keys(),
             parts: parts(),

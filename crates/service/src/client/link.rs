@@ -70,6 +70,8 @@ struct Tasks {
 pub(crate) struct Call {
     op: Op,
     options: GetOptions,
+    /// Whose prompt the blocks of a put continue.
+    after: Option<Key>,
     namespace: NamespaceId,
     keys: Vec<Key>,
     buffers: BlockBuffers,
@@ -253,6 +255,7 @@ impl Link {
         let out = match call.op {
             Op::Put => Out::new(&say::Put {
                 namespace,
+                after: call.after.map(|key| key.0),
                 keys,
                 lens,
             }),
@@ -277,7 +280,7 @@ impl Link {
         pass: Pass,
     ) {
         let none = BlockBuffers::default();
-        let how = (Op::Get, GetOptions::default());
+        let how = (Op::Get, GetOptions::default(), None);
         let call = Call::new(how, namespace, Vec::new(), none, task.clone(), pass);
         self.begin(call, keys, Out::new(asked));
     }
@@ -445,7 +448,7 @@ impl Link {
 
 impl Call {
     pub(crate) fn new(
-        (op, options): (Op, GetOptions),
+        (op, options, after): (Op, GetOptions, Option<Key>),
         namespace: NamespaceId,
         keys: Vec<Key>,
         buffers: BlockBuffers,
@@ -455,6 +458,7 @@ impl Call {
         Call {
             op,
             options,
+            after,
             namespace,
             keys,
             buffers,

@@ -63,11 +63,10 @@ impl Client {
 
     fn start(
         &self,
-        op: Op,
+        (op, options, after): (Op, GetOptions, Option<Key>),
         id: NamespaceId,
         keys: Vec<Key>,
         buffers: BlockBuffers,
-        options: GetOptions,
     ) -> Result<Task, Error> {
         let pass = self.gate.enter()?;
         buffers.check(keys.len(), op == Op::Get)?;
@@ -79,7 +78,7 @@ impl Client {
                 if options.staged {
                     link.mover.copier.make_slab()?;
                 }
-                let call = Call::new((op, options), id, keys, buffers, task.clone(), pass);
+                let call = Call::new((op, options, after), id, keys, buffers, task.clone(), pass);
                 link.start(call);
             }
             None if op == Op::Put => {
@@ -328,8 +327,15 @@ impl Verbs for Client {
         )
     }
 
-    fn put(&self, id: NamespaceId, keys: Vec<Key>, buffers: BlockBuffers) -> Result<Task, Error> {
-        self.start(Op::Put, id, keys, buffers, GetOptions::default())
+    fn put(
+        &self,
+        id: NamespaceId,
+        after: Option<Key>,
+        keys: Vec<Key>,
+        buffers: BlockBuffers,
+    ) -> Result<Task, Error> {
+        let how = (Op::Put, GetOptions::default(), after);
+        self.start(how, id, keys, buffers)
     }
 
     fn get(
@@ -339,7 +345,7 @@ impl Verbs for Client {
         buffers: BlockBuffers,
         options: GetOptions,
     ) -> Result<Task, Error> {
-        self.start(Op::Get, id, keys, buffers, options)
+        self.start((Op::Get, options, None), id, keys, buffers)
     }
 
     fn prefetch(&self, id: NamespaceId, keys: &[Key]) -> Result<Task, Error> {
@@ -391,6 +397,7 @@ impl Verbs for Client {
     fn reserve(
         &self,
         namespace: NamespaceId,
+        after: Option<Key>,
         blocks: &[(Key, Vec<u64>)],
         no_room: NoRoom,
     ) -> Result<Vec<Option<Reservation>>, Error> {
@@ -401,6 +408,7 @@ impl Verbs for Client {
         let lens = blocks.iter().flat_map(|(_, lens)| lens);
         let call = say::Reserve {
             namespace,
+            after: after.map(|key| key.0),
             no_room: no_room as u8,
             keys: keys.as_slice().into(),
             parts: blocks.iter().map(|(_, lens)| count(lens)).collect(),

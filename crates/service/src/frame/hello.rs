@@ -20,7 +20,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::frame::refusal::broken;
 
 pub(crate) const MAGIC: [u8; 8] = *b"KVDATTCH";
-pub(crate) const VERSION: u32 = 10;
+pub(crate) const VERSION: u32 = 11;
 /// Bytes of a request.
 pub(crate) const REQUEST: usize = size_of::<Request>();
 /// Longest refusal.

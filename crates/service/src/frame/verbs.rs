@@ -124,10 +124,10 @@ frames! {
     6 Unpin<'a> { served: bool, names: Rows<'a, NameRow> };
     /// Unpublishes pinned blocks that do not verify: how many.
     7 Discard<'a> { names: Rows<'a, NameRow> } => u64;
-    /// Reserves room for blocks: the parts of each, and the length of each part.
+    /// Reserves room for blocks that follow a block: the parts of each, each part's length.
     8 Reserve<'a> {
-        namespace: NamespaceId, no_room: u8, keys: Keys<'a>, parts: Rows<'a, U32>,
-        lens: Rows<'a, U64>
+        namespace: NamespaceId, after: Option<[u8; 32]>, no_room: u8, keys: Keys<'a>,
+        parts: Rows<'a, U32>, lens: Rows<'a, U64>
     } => Grant<'b>;
     /// Publishes reservations: the checksums of each, and each checksum. Which are published.
     9 Commit<'a> {
@@ -156,8 +156,10 @@ frames! {
     /// Ends a group.
     21 Dissolve { number: u64 };
 
-    /// Stores blocks of these lengths, as a task.
-    32 Put<'a> { namespace: NamespaceId, keys: Keys<'a>, lens: Rows<'a, U64> };
+    /// Stores blocks of these lengths that follow a block, as a task.
+    32 Put<'a> {
+        namespace: NamespaceId, after: Option<[u8; 32]>, keys: Keys<'a>, lens: Rows<'a, U64>
+    };
     /// Brings blocks of these lengths, as a task.
     33 Get<'a> { namespace: NamespaceId, prefix: bool, keys: Keys<'a>, lens: Rows<'a, U64> };
     /// What became of the blocks of the `Move` with this number.

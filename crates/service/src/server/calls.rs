@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kvdepot_arena::Error;
 use kvdepot_media::Checksum;
-use kvdepot_store::{About, Cursor, NoRoom, PAGE_MAX, Reservation};
+use kvdepot_store::{About, Cursor, Key, NoRoom, PAGE_MAX, Reservation};
 use serde::Deserialize;
 use zerocopy::little_endian::U64;
 
@@ -216,10 +216,11 @@ impl Calls<'_> {
         let lens = lens.map(|lens| lens.iter().copied().map(U64::get).collect());
         let blocks: Vec<_> = keys.iter().copied().zip(lens).collect();
         let holder = self.session.holding.holder;
-        let reserved = self
-            .session
-            .core
-            .reserve(holder, call.namespace, &blocks, no_room)?;
+        let after = call.after.map(Key);
+        let reserved =
+            self.session
+                .core
+                .reserve(holder, call.namespace, after, &blocks, no_room)?;
         let marks = reserved
             .iter()
             .map(|one| mark(one.as_ref().map(|one| one.tier)));

@@ -256,6 +256,7 @@ mod tests {
         fn reserve(&self, key: Key) -> Rows<'static, NameRow> {
             let call = say::Reserve {
                 namespace: NAMESPACE,
+                after: None,
                 no_room: 0,
                 keys: std::slice::from_ref(&key).into(),
                 parts: Rows::from_iter([1.into()]),
@@ -331,6 +332,7 @@ mod tests {
         let key_4 = [key(4)];
         let put = say::Put {
             namespace: NAMESPACE,
+            after: None,
             keys: key_4.as_slice().into(),
             lens: Rows::from_iter([LEN.into()]),
         };

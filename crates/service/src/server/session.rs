@@ -105,6 +105,15 @@ enum End {
     Broken,
 }
 
+/// What a client's task does.
+enum How {
+    /// Stores blocks, which continue a prompt behind a block.
+    Put {
+        after: Option<Key>,
+    },
+    Get(GetOptions),
+}
+
 impl Session {
     pub(crate) fn new(
         core: Arc<Core>,
@@ -218,10 +227,13 @@ impl Session {
             Verb::Put => {
                 let say::Put {
                     namespace,
+                    after,
                     keys,
                     lens,
                 } = frame.read()?;
-                let how = (Op::Put, GetOptions::default());
+                let how = How::Put {
+                    after: after.map(Key),
+                };
                 let keys = keys.allowed();
                 let started = keys.and_then(|keys| self.start(how, number, namespace, keys, &lens));
                 self.refuse(number, started);
@@ -231,7 +243,7 @@ impl Session {
                 // Staging is the client's own affair.
                 let mut options = GetOptions::default();
                 options.prefix = call.prefix;
-                let (how, id) = ((Op::Get, options), call.namespace);
+                let (how, id) = (How::Get(options), call.namespace);
                 let keys = call.keys.allowed();
                 let started = keys.and_then(|keys| self.start(how, number, id, keys, &call.lens));
                 self.refuse(number, started);
@@ -299,7 +311,7 @@ impl Session {
     /// Starts a put or get whose bytes the client's lanes move.
     fn start(
         self: &Arc<Session>,
-        (op, options): (Op, GetOptions),
+        how: How,
         task: u64,
         namespace: NamespaceId,
         keys: &[Key],
@@ -327,12 +339,15 @@ impl Session {
         let seat = self.holding.holder.seat;
         let caller = Caller::There { lens, lanes, seat };
         let mirror = self.mirror(task, keys.len())?;
+        let op = match how {
+            How::Put { .. } => Op::Put,
+            How::Get(_) => Op::Get,
+        };
         let handle = self.core.begin(op, keys.len(), &caller, Some(mirror));
-        match op {
-            Op::Put => self.core.start_put(pass, namespace, keys, caller, &handle),
-            Op::Get => self
-                .core
-                .start_get(pass, namespace, keys, caller, &handle, options),
+        let core = &self.core;
+        match how {
+            How::Put { after } => core.start_put(pass, namespace, (after, keys), caller, &handle),
+            How::Get(options) => core.start_get(pass, namespace, keys, caller, &handle, options),
         }
         Ok(())
     }

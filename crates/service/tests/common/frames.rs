@@ -9,7 +9,7 @@ use kvdepot_store::{Key, NamespaceId};
 use super::PATIENCE;
 
 /// Of the protocol.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// Bytes of an answer to a request to attach, but for its media.
 pub const WELCOME: usize = 68;
@@ -89,10 +89,10 @@ pub fn with_keys(id: NamespaceId, between: &[u8], keys: &[Key]) -> Vec<u8> {
     [&id.0[..], between, &rows(&keys)].concat()
 }
 
-/// What reserves one block of one part.
+/// What reserves one block of one part, which follows none.
 pub fn reserve(id: NamespaceId, key: Key, len: u64) -> Vec<u8> {
     let parts = [rows(&1u32.to_le_bytes()), rows(&len.to_le_bytes())].concat();
-    [with_keys(id, &[0], &[key]), parts].concat()
+    [with_keys(id, &[0, 0], &[key]), parts].concat()
 }
 
 /// The name of the block in an answer that grants one, in the first tier.
@@ -104,7 +104,7 @@ pub fn granted(answer: &[u8]) -> Vec<u8> {
 /// A put of blocks of one length.
 pub fn put(number: u64, id: NamespaceId, keys: &[Key], len: u64) -> Vec<u8> {
     let lens = len.to_le_bytes().repeat(keys.len());
-    let body = [with_keys(id, &[], keys), rows(&lens)].concat();
+    let body = [with_keys(id, &[0], keys), rows(&lens)].concat();
     frame(PUT, number, &body)
 }
 

@@ -81,7 +81,7 @@ impl Peer {
     /// Reserves room for one block; its name, if there was room.
     pub fn reserve(&mut self, ns: [u8; 16], key: &[u8; 32], parts: &[u64]) -> Law<Option<Vec<u8>>> {
         let mut body = ns.to_vec();
-        body.push(0);
+        body.extend([0, 0]);
         body.extend(rows(key));
         body.extend(rows(&(parts.len() as u32).to_le_bytes()));
         let lens: Vec<u8> = parts.iter().flat_map(|len| len.to_le_bytes()).collect();

@@ -18,7 +18,7 @@ use crate::metrics::{Metrics, Stats};
 use crate::opening::Opened;
 use crate::pipeline::{
     Background, Bell, Core, Drained, Edge, Evictor, GetOptions, Grouped, Learned, Ledger, Loads,
-    NoRoom, Pin, Reservation,
+    NoRoom, Pin, Prompts, Reservation,
 };
 use crate::placement::Holder;
 use crate::populate;
@@ -87,7 +87,9 @@ impl Local {
             ack: tiers.iter().position(Stage::lasts).unwrap_or(0),
             promote: config.promote,
             learned,
+            opened: uses.now(),
             uses,
+            prompts: Prompts::default(),
             keys,
             next_medium: AtomicU32::new(next),
             next_group: AtomicU64::new(1),
@@ -274,10 +276,11 @@ impl Verbs for Local {
     fn reserve(
         &self,
         id: NamespaceId,
+        after: Option<Key>,
         blocks: &[(Key, Vec<u64>)],
         no_room: NoRoom,
     ) -> Result<Vec<Option<Reservation>>, Error> {
-        self.core.reserve(self.holder(), id, blocks, no_room)
+        self.core.reserve(self.holder(), id, after, blocks, no_room)
     }
 
     fn commit(
@@ -379,8 +382,14 @@ impl Verbs for Local {
         self.core.nearest(id, keys)
     }
 
-    fn put(&self, id: NamespaceId, keys: Vec<Key>, buffers: BlockBuffers) -> Result<Task, Error> {
-        self.core.put(id, keys, buffers)
+    fn put(
+        &self,
+        id: NamespaceId,
+        after: Option<Key>,
+        keys: Vec<Key>,
+        buffers: BlockBuffers,
+    ) -> Result<Task, Error> {
+        self.core.put(id, after, keys, buffers)
     }
 
     fn get(

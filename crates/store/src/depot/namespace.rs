@@ -84,7 +84,22 @@ impl Namespace {
     /// # Errors
     /// [`Error::Input`] before a byte moves, [`Error::Closed`].
     pub fn put(&self, keys: Vec<Key>, buffers: BlockBuffers) -> Result<Task, Error> {
-        self.verbs.put(self.id, keys, buffers)
+        self.put_after(None, keys, buffers)
+    }
+
+    /// As [`Namespace::put`], for blocks that continue the prompt of the block `after`. A prompt
+    /// larger than an eighth of a tier displaces little at first; without `after` a call's blocks
+    /// count as a prompt of their own.
+    ///
+    /// # Errors
+    /// As [`Namespace::put`].
+    pub fn put_after(
+        &self,
+        after: Option<Key>,
+        keys: Vec<Key>,
+        buffers: BlockBuffers,
+    ) -> Result<Task, Error> {
+        self.verbs.put(self.id, after, keys, buffers)
     }
 
     /// Brings blocks back into the caller's buffers; keys in prefix order.
@@ -186,7 +201,7 @@ impl Namespace {
     /// # Errors
     /// [`Error::Input`], [`Error::Closed`].
     pub fn reserve(&self, blocks: &[(Key, Vec<u64>)]) -> Result<Vec<Option<Reservation>>, Error> {
-        self.reserve_as(blocks, NoRoom::Skip)
+        self.reserve_after(None, blocks, NoRoom::Skip)
     }
 
     /// As [`Namespace::reserve`], up to the first block that is declined or finds no room: the
@@ -199,7 +214,21 @@ impl Namespace {
         &self,
         blocks: &[(Key, Vec<u64>)],
     ) -> Result<Vec<Option<Reservation>>, Error> {
-        self.reserve_as(blocks, NoRoom::Stop)
+        self.reserve_after(None, blocks, NoRoom::Stop)
+    }
+
+    /// As [`Namespace::reserve`], for blocks that continue the prompt of the block `after`, as in
+    /// [`Namespace::put_after`].
+    ///
+    /// # Errors
+    /// As [`Namespace::reserve`], and [`Error::Full`] with [`NoRoom::Fail`].
+    pub fn reserve_after(
+        &self,
+        after: Option<Key>,
+        blocks: &[(Key, Vec<u64>)],
+        no_room: NoRoom,
+    ) -> Result<Vec<Option<Reservation>>, Error> {
+        self.verbs.reserve(self.id, after, blocks, no_room)
     }
 
     /// As [`Namespace::reserve`], with a full tier as an error. Nothing stays reserved then.
@@ -210,15 +239,7 @@ impl Namespace {
         &self,
         blocks: &[(Key, Vec<u64>)],
     ) -> Result<Vec<Option<Reservation>>, Error> {
-        self.reserve_as(blocks, NoRoom::Fail)
-    }
-
-    fn reserve_as(
-        &self,
-        blocks: &[(Key, Vec<u64>)],
-        no_room: NoRoom,
-    ) -> Result<Vec<Option<Reservation>>, Error> {
-        self.verbs.reserve(self.id, blocks, no_room)
+        self.reserve_after(None, blocks, NoRoom::Fail)
     }
 
     /// Publishes reservations whose bytes are in place; `checksums` has one a part of each.

@@ -88,7 +88,13 @@ pub trait Verbs: Send + Sync {
     fn prefix(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error>;
     /// The position of the nearest tier that has each.
     fn nearest(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<Option<usize>>, Error>;
-    fn put(&self, id: NamespaceId, keys: Vec<Key>, buffers: BlockBuffers) -> Result<Task, Error>;
+    fn put(
+        &self,
+        id: NamespaceId,
+        after: Option<Key>,
+        keys: Vec<Key>,
+        buffers: BlockBuffers,
+    ) -> Result<Task, Error>;
     fn get(
         &self,
         id: NamespaceId,
@@ -116,6 +122,7 @@ pub trait Verbs: Send + Sync {
     fn reserve(
         &self,
         id: NamespaceId,
+        after: Option<Key>,
         blocks: &[(Key, Vec<u64>)],
         no_room: NoRoom,
     ) -> Result<Vec<Option<Reservation>>, Error>;

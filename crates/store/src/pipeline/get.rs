@@ -89,7 +89,7 @@ impl Core {
         let mut apart = self.tiers.iter().filter_map(Stage::apart);
         let lies_beyond = self.tiers[0].here().is_some() && apart.any(|one| !caller.reaches(one));
         let get = Get {
-            stamps: core.uses.call(count),
+            stamps: core.uses.asked(),
             core,
             namespace,
             keys,

@@ -241,10 +241,11 @@ impl Core {
         self: &Arc<Core>,
         holder: Holder,
         id: NamespaceId,
+        after: Option<Key>,
         blocks: &[(Key, Vec<u64>)],
         no_room: NoRoom,
     ) -> Result<Vec<Option<Reservation>>, Error> {
-        let mut answers = self.reserve_each(holder, id, blocks)?;
+        let mut answers = self.reserve_each(holder, id, after, blocks)?;
         let full = answers.iter().enumerate().find_map(|(at, answer)| {
             let Err(Refused::Full(full)) = answer else {
                 return None;

@@ -28,6 +28,7 @@ mod onward;
 mod pins;
 mod prefetch;
 mod promotions;
+mod prompts;
 mod put;
 mod replicate;
 mod spending;
@@ -54,6 +55,7 @@ pub(crate) use ledger::Ledger;
 pub(crate) use loads::Loads;
 pub(crate) use lookup::heard;
 pub use pins::Pin;
+pub(crate) use prompts::Prompts;
 pub use two_phase::{NoRoom, Reservation};
 
 use crate::config::{Config, Overload};
@@ -88,6 +90,9 @@ pub struct Core {
     /// What is known of the blocks that pass by; `None` where everything is stored.
     pub(crate) learned: Option<Learned>,
     pub(crate) uses: Uses,
+    /// Later than all uses before the depot was opened.
+    pub(crate) opened: u64,
+    pub(crate) prompts: Prompts,
     /// What blocks are authenticated with.
     pub(crate) keys: Option<Arc<Keyring>>,
     pub(crate) next_medium: AtomicU32,

@@ -62,7 +62,7 @@ impl Core {
                 Stage::Apart(apart) => {
                     let Ok(pass) = self.gate.enter() else { return };
                     let core = Arc::clone(self);
-                    let stamps = self.uses.call(stayed.len());
+                    let stamps = self.uses.asked();
                     apart.pin(id, &stayed).then(move |places| {
                         let places = places.unwrap_or_default().into_iter().enumerate();
                         let places = places.filter_map(|(at, place)| {

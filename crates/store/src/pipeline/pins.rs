@@ -83,7 +83,7 @@ impl Core {
     ) -> Result<Vec<Option<T>>, Error> {
         let _pass = self.gate.enter()?;
         self.asked(namespace, keys);
-        let stamps = self.uses.call(keys.len());
+        let stamps = self.uses.asked();
         let mut pins: Vec<Option<T>> = vec![None; keys.len()];
         for (tier, here) in self.tiers.iter().enumerate() {
             let mut places = Vec::with_capacity(keys.len());

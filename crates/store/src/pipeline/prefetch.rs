@@ -51,7 +51,7 @@ impl Core {
         keys: &[Key],
         task: &Task,
     ) {
-        let stamps = self.uses.call(keys.len());
+        let stamps = self.uses.asked();
         let mut found = vec![false; keys.len()];
         let mut pinned: Vec<(usize, usize, Place)> = Vec::with_capacity(keys.len());
         for (number, tier) in self.arenas() {

@@ -65,6 +65,7 @@ impl Core {
     pub(crate) fn put(
         self: &Arc<Core>,
         namespace: NamespaceId,
+        after: Option<Key>,
         keys: Vec<Key>,
         buffers: BlockBuffers,
     ) -> Result<Task, Error> {
@@ -72,7 +73,7 @@ impl Core {
         buffers.check(keys.len(), false)?;
         let caller = Caller::Here(buffers);
         let task = self.begin(Op::Put, keys.len(), &caller, None);
-        self.start_put(pass, namespace, keys, caller, &task);
+        self.start_put(pass, namespace, (after, keys), caller, &task);
         Ok(task)
     }
 
@@ -81,14 +82,14 @@ impl Core {
         self: &Arc<Core>,
         pass: Pass,
         namespace: NamespaceId,
-        keys: Vec<Key>,
+        (after, keys): (Option<Key>, Vec<Key>),
         caller: Caller,
         task: &Task,
     ) {
         let put = Put {
             core: Arc::clone(self),
             namespace,
-            stamps: self.uses.call(keys.len()),
+            stamps: self.stamps_after(namespace, after, &keys),
             keys,
             caller,
             task: task.clone(),
@@ -153,6 +154,7 @@ impl Put {
         for (_, outcome) in &routes.settled {
             self.core.metrics.put_outcome(*outcome);
         }
+        self.note_full(&routes);
         // They are put again.
         if self.core.edges.iter().any(Edge::is_for_touched) {
             let stored = routes.settled.iter();
@@ -337,6 +339,16 @@ impl Put {
             };
             put.place_beyond(tier + 1, refused, routes);
         });
+    }
+
+    /// Notes what found no room: it is in no tier, and is offered again.
+    fn note_full(&self, routes: &Routes) {
+        let settled = routes.settled.iter();
+        let full = settled.filter(|(_, outcome)| *outcome == Outcome::Full);
+        if let Some(first) = full.map(|(at, _)| *at).min() {
+            let core = &self.core;
+            core.note_full(self.namespace, &self.keys, first, self.stamps);
+        }
     }
 
     fn identity(&self, index: usize) -> Identity {

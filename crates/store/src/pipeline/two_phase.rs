@@ -161,16 +161,17 @@ impl Core {
         self: &Arc<Core>,
         holder: Holder,
         namespace: NamespaceId,
+        after: Option<Key>,
         blocks: &[(Key, Vec<u64>)],
     ) -> Result<Vec<Result<Reservation, Refused>>, Error> {
         let _pass = self.gate.enter()?;
         for (_, lengths) in blocks {
             parts::check(lengths)?;
         }
-        let stamps = self.uses.call(blocks.len());
         let mut answers: Vec<Option<Result<Reservation, Refused>>> = vec![None; blocks.len()];
         let mut ways = Vec::with_capacity(blocks.len());
         let keys: Vec<Key> = blocks.iter().map(|(key, _)| *key).collect();
+        let stamps = self.stamps_after(namespace, after, &keys);
         let len = |at: usize| parts::payload_len(&blocks[at].1);
         let declined = self.declined(namespace, &keys, len).unwrap_or_default();
         // What is stored, and does not go on by itself.
@@ -258,6 +259,10 @@ impl Core {
             self.give_up(tier, given_up);
         }
         self.touch(namespace, &again);
+        let is_full = |answer: &_| matches!(answer, Some(Err(Refused::Full(_))));
+        if let Some(first) = answers.iter().position(is_full) {
+            self.note_full(namespace, &keys, first, stamps);
+        }
         for answer in answers.iter_mut().flatten() {
             match answer {
                 Ok(reservation) => {

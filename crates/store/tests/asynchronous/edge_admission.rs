@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::common::{self, PATIENCE, eventually, get, has, key, keys, namespace, put, start_put};
+use crate::common::{
+    self, PATIENCE, eventually, get, has, key, keys, namespace, put, put_each, start_put,
+};
 use crate::tiers::late::Mood;
 use crate::tiers::{files, late};
 use kvdepot_store::option::{Kind, OptionSpec};
@@ -264,7 +266,7 @@ fn what_is_stored_already_needs_no_budget() {
     assert_eq!(put(&ns, &[3, 4], LONG), [true, false]);
     // They leave the near tier.
     let others: Vec<u64> = (100..140).collect();
-    assert_eq!(put(&ns, &others, LEN), [false; 40]);
+    assert_eq!(put_each(&ns, &others, LEN), [false; 40]);
     assert_eq!(ns.nearest(&keys([1])).unwrap(), [Some("Files")]);
     assert_eq!(put(&ns, &[1, 8, 2], LEN), [true, false, true]);
     ns.remove(&keys([1])).unwrap();
@@ -438,7 +440,7 @@ fn what_finds_the_queue_full_at_its_second_touch_goes_on_at_the_next_one() {
     // It leaves, for want of room.
     for others in [100..120, 120..140] {
         let others: Vec<u64> = others.collect();
-        assert!(put(&ns, &others, LEN).iter().all(|ok| *ok));
+        assert!(put_each(&ns, &others, LEN).iter().all(|ok| *ok));
     }
     assert_eq!(get(&ns, &[1], LEN), [Outcome::Miss]);
     mood.delay.store(500_000, Relaxed);

@@ -174,6 +174,18 @@ pub fn put(ns: &Namespace, numbers: &[u64], len: usize) -> Vec<bool> {
     start_put(ns, numbers, len).wait(Some(PATIENCE)).unwrap()
 }
 
+/// Puts blocks as so many prompts, for which others may go; the outcomes.
+pub fn put_each(ns: &Namespace, numbers: &[u64], len: usize) -> Vec<bool> {
+    let tasks: Vec<Task> = numbers
+        .iter()
+        .map(|number| start_put(ns, &[*number], len))
+        .collect();
+    let outcomes = tasks
+        .iter()
+        .map(|task| task.wait(Some(PATIENCE)).unwrap()[0]);
+    outcomes.collect()
+}
+
 /// Gets blocks; panics at wrong bytes.
 pub fn get(ns: &Namespace, numbers: &[u64], len: usize) -> Vec<Outcome> {
     let buffers: Vec<Buffer> = numbers

@@ -6,7 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::{
-    PATIENCE, Place, assert_at_rest, fill_scattered, get, has, keys, namespace, put, verify,
+    PATIENCE, Place, assert_at_rest, fill_scattered, get, has, keys, namespace, put, put_each,
+    verify,
 };
 use kvdepot_store::Outcome;
 use kvdepot_testkit::Rng;
@@ -45,7 +46,7 @@ fn blocks_of_a_truncated_arena_are_misses_and_puts_go_elsewhere() {
         // New blocks find room where the medium is sound, again and again.
         for round in 0..6 {
             let numbers: Vec<u64> = (1000 + round * 50..1050 + round * 50).collect();
-            put(&ns, &numbers, LEN);
+            put_each(&ns, &numbers, LEN);
             assert!(depot.drain(PATIENCE));
         }
         let last: Vec<u64> = (1250..1300).collect();

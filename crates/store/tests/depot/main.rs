@@ -12,6 +12,7 @@ mod crash_kill9;
 mod devices;
 mod erase;
 mod groups;
+mod large_prompts;
 mod listing;
 mod live_verify;
 mod lost_media;

@@ -122,11 +122,11 @@ fn a_full_arena_evicts_tails_of_old_prompts_first() {
     let dir = tempfile::tempdir().unwrap();
     let depot = Depot::open(&config("Dax", dir.path(), "", "4MiB")).unwrap();
     let ns = namespace(&depot);
-    for prompt in 0..6 {
-        assert_eq!(put(&ns, prompt * 10..prompt * 10 + 10, 90_000), [true; 10]);
+    for prompt in 0..12 {
+        assert_eq!(put(&ns, prompt * 10..prompt * 10 + 5, 90_000), [true; 5]);
     }
     let kept = |prompt: u64| {
-        let keys: Vec<Key> = (prompt * 10..prompt * 10 + 10).map(key).collect();
+        let keys: Vec<Key> = (prompt * 10..prompt * 10 + 5).map(key).collect();
         let found = ns.contains(&keys).unwrap();
         let kept = found.iter().take_while(|found| **found).count();
         assert!(
@@ -135,11 +135,11 @@ fn a_full_arena_evicts_tails_of_old_prompts_first() {
         );
         kept
     };
-    let kept: Vec<usize> = (0..6).map(kept).collect();
+    let kept: Vec<usize> = (0..12).map(kept).collect();
     assert_eq!(kept[0], 0, "{kept:?}");
-    assert_eq!(kept[3..], [10; 3], "{kept:?}");
+    assert_eq!(kept[4..], [5; 8], "{kept:?}");
     assert!(
-        kept.is_sorted() && kept.iter().any(|kept| (1..10).contains(kept)),
+        kept.is_sorted() && kept.iter().any(|kept| (1..5).contains(kept)),
         "{kept:?}"
     );
 }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::{self, eventually, get, has, key, namespace, put};
+use crate::common::{self, eventually, get, has, key, namespace, put, put_each};
 use crate::fuse;
 use crate::fuse::Mounted;
 use kvdepot_store::{Config, Depot, Namespace, Outcome};
@@ -221,7 +221,7 @@ fn a_put_waits_for_space_as_long_as_the_tier_may_take() {
             let depot = Depot::open(&Config::new("Posix", &settings).unwrap()).unwrap();
             let ns = namespace(&depot);
             assert!(
-                put(&ns, &(0..24).collect::<Vec<_>>(), LEN)
+                put_each(&ns, &(0..24).collect::<Vec<_>>(), LEN)
                     .iter()
                     .all(|it| *it)
             );
@@ -229,7 +229,7 @@ fn a_put_waits_for_space_as_long_as_the_tier_may_take() {
             mounted.hang("unlink");
             let (answer, answers) = std::sync::mpsc::channel();
             std::thread::scope(|threads| {
-                threads.spawn(|| answer.send(put(&ns, &(24..40).collect::<Vec<_>>(), LEN)));
+                threads.spawn(|| answer.send(put_each(&ns, &(24..40).collect::<Vec<_>>(), LEN)));
                 eventually("a collection", || mounted.hanging() > 0);
                 let early = answers.recv_timeout(Duration::from_secs(3));
                 assert!(early.is_err(), "{early:?}");

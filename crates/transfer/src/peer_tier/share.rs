@@ -79,7 +79,7 @@ impl Share {
 
     pub(super) fn pin(&self, namespace: NamespaceId, keys: &[Key]) -> Vec<Option<Place>> {
         let (mut found, mut places) = (vec![false; keys.len()], vec![None; keys.len()]);
-        let stamps = self.uses.call(keys.len());
+        let stamps = self.uses.asked();
         self.arena.pin(
             namespace,
             keys,
@@ -108,7 +108,7 @@ impl Share {
         namespace: NamespaceId,
         mut blocks: Vec<Wanted>,
     ) -> Vec<Result<Reserved, Refused>> {
-        let stamps = self.uses.call(blocks.len());
+        let stamps = self.uses.asked();
         for (index, wanted) in blocks.iter_mut().enumerate() {
             wanted.stamp = stamps.of(index);
         }

@@ -201,6 +201,18 @@ impl World {
             && last.blocks + count + last.blocks_max / 25 + 2 <= last.blocks_max
     }
 
+    /// Whether others go for each of these blocks: a prompt displaces an eighth of an arena.
+    pub(super) fn is_small(&self, blocks: &[(Id, Version)]) -> bool {
+        let tiers = self.owner().stats().tiers.into_iter();
+        let tiers = tiers.map(|tier| tier.capacity_bytes);
+        let devices = self.owner().devices().unwrap_or_default().into_iter();
+        let least = tiers.chain(devices.map(|one| one.data_bytes)).min();
+        let least = least.unwrap_or(0) / 8;
+        let each = (0_u64..).zip(blocks);
+        let mut before = each.map(|(before, (_, one))| before * room(one.stored));
+        before.all(|before| before < least)
+    }
+
     pub(super) fn fit_easily(&self, blocks: &[(Id, Version)]) -> bool {
         // What is there already stays as large as it is.
         let there = |id: &Id| {

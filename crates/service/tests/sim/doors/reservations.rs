@@ -25,8 +25,10 @@ impl World {
             .iter()
             .map(|(id, version)| (key(id.1), version.parts.clone()))
             .collect();
-        let has_room = self.all_is_free() && self.fit_easily(&wanted);
-        let may_decline = self.shape.learned && !self.is_roomy_for(&wanted);
+        let is_roomy = self.is_roomy_for(&wanted);
+        let goes = is_roomy || self.is_small(&wanted);
+        let has_room = self.all_is_free() && self.fit_easily(&wanted) && goes;
+        let may_decline = self.shape.learned && !is_roomy;
         self.may_evict();
         self.cause
             .borrow_mut()

@@ -31,8 +31,9 @@ impl World {
         }
         let ids: Vec<Id> = writes.iter().map(|(id, _)| *id).collect();
         let bytes = writes.iter().map(|(_, version)| version.len()).sum::<u64>();
-        let has_room = self.all_is_free() && self.fit_easily(&writes);
         let is_roomy = self.is_roomy_for(&writes);
+        let goes = is_roomy || self.is_small(&writes);
+        let has_room = self.all_is_free() && self.fit_easily(&writes) && goes;
         // The second of one key begins when the first has ended.
         let once = ids.iter().collect::<BTreeSet<_>>().len() == ids.len();
         self.cause.borrow_mut().needless = self.has_a_place_for(ids.len() as u64);

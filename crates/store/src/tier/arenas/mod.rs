@@ -242,6 +242,13 @@ impl Arenas {
         self.settled(|devices| devices.0.iter().find_map(find))
     }
 
+    /// As [`Arena::stamp_of`].
+    pub(crate) fn stamp_of(&self, namespace: NamespaceId, key: &Key) -> Option<u64> {
+        let devices = self.devices.load();
+        let mut each = devices.0.iter();
+        each.find_map(|arena| arena.stamp_of(namespace, key))
+    }
+
     pub(crate) fn touch<'a>(
         &self,
         namespace: NamespaceId,

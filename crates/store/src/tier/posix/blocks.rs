@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use kvdepot_arena::format::file_header::{LEN, SUMS_MAX};
 use kvdepot_arena::{
-    Cause, Durability, Error, Full, Identity, NamespaceId, Refused, Reserved, Token, Wanted, clock,
+    Cause, Durability, Error, Full, Identity, NamespaceId, Refused, Reserved, Token, Use, Wanted,
+    clock,
 };
 use kvdepot_media::{Checksum, PART_LEN_MAX};
 
@@ -21,7 +22,7 @@ use super::name::{identity_of, room_of};
 use super::open::Open;
 use super::pinned::Pinned;
 use super::slots::Permits;
-use super::usage::Usage;
+use super::usage::{BEGIN, Usage};
 use crate::tier::contract::{NamespacePage, NamespaceUsage};
 use crate::tier::filter::Filter;
 use crate::tier::late::Progress;
@@ -72,9 +73,10 @@ impl Common {
     }
 
     /// Opens a block's file and pins it.
-    pub(super) fn find(&self, name: &Identity, slot: Permits) -> Option<Pinned> {
+    /// It is the one at `index` of a call.
+    pub(super) fn find(&self, name: &Identity, index: usize, slot: Permits) -> Option<Pinned> {
         let (_, turn) = self.filter.of(std::iter::empty());
-        let found = self.open.adopt(name, slot);
+        let found = self.open.adopt(name, index, slot);
         let place = found.unwrap_or_else(|error| {
             tracing::debug!(%error, key = %name.key, "a block's file cannot be read");
             None
@@ -121,6 +123,11 @@ impl Common {
             Ok(Kept::Strange) => return Err(Refused::Declined),
             Err(error) => return Err(self.fails(&error)),
         }
+        if !self.may_go_for(wanted) {
+            let (capacity, used) = (self.usage.capacity(), self.usage.seen());
+            let free = capacity.saturating_sub(used);
+            return Err(self.full(wanted, Cause::Space { free, capacity }));
+        }
         let Some(mut making) = self.open.begin(name) else {
             return Err(Refused::Reserved(nowhere));
         };
@@ -157,6 +164,16 @@ impl Common {
             self.usage.give_back(bytes, epoch);
             self.fails(&error)
         })
+    }
+
+    /// Whether others may go for a block, or need not: what is new in a prompt displaces an eighth
+    /// of the capacity, and an eighth more each time that its end is offered again.
+    fn may_go_for(&self, wanted: &Wanted) -> bool {
+        let room = room_of(LEN as u64 + wanted.len);
+        let before = Use::of(wanted.stamp).depth.saturating_mul(room);
+        // A collection begins there.
+        let free_until = self.usage.part(BEGIN);
+        before < self.usage.capacity() / 8 || self.usage.seen() + room <= free_until
     }
 
     /// A block takes no more than a part of the capacity, so that what goes for one is bounded.

@@ -23,6 +23,7 @@ use super::folder::Folder;
 use super::losses::{Losses, Why};
 use super::name::{LEN_MAX, identity_of, room_of};
 use super::usage::{self, BEGIN, Usage};
+use super::uses::Uses;
 
 /// Where a collection ends, in thousandths of the capacity.
 const END: u64 = 900;
@@ -70,6 +71,17 @@ struct Work {
     /// When it was said last that the file system is full.
     said: Mutex<Option<Instant>>,
     losses: Arc<Losses>,
+    uses: Arc<Uses>,
+}
+
+/// What becomes of a file that may go.
+enum Fate {
+    /// It is gone: its bytes.
+    Gone(u64),
+    /// It was used since it was looked at.
+    Used,
+    /// It is another one by now, or none.
+    Other,
 }
 
 #[derive(Default)]
@@ -154,7 +166,7 @@ impl Collector {
     pub(super) fn start(
         folder: &Arc<Folder>,
         usage: &Arc<Usage>,
-        losses: &Arc<Losses>,
+        (losses, uses): (&Arc<Losses>, &Arc<Uses>),
     ) -> Result<Collector, Error> {
         let work = Arc::new(Work {
             folder: Arc::clone(folder),
@@ -164,6 +176,7 @@ impl Collector {
             ended: AtomicBool::new(false),
             said: Mutex::default(),
             losses: Arc::clone(losses),
+            uses: Arc::clone(uses),
         });
         let mut thread = None;
         if !is_simulated() {
@@ -340,22 +353,26 @@ impl Work {
                 }
                 continue;
             }
-            let (mut freed, mut count) = (0, 0);
+            let (mut freed, mut count, mut used_since) = (0, 0, 0);
             while freed < used - end
                 && count < EVICTIONS
                 && let Some(old) = found.old.pop()
             {
                 count += 1;
                 // What cannot be removed stays, and others go.
-                freed += self.evict(&old).unwrap_or_else(|error| {
+                match self.evict(&old).unwrap_or_else(|error| {
                     tracing::debug!(%error, name = old.name, "a file cannot be removed");
-                    0
-                });
+                    Fate::Other
+                }) {
+                    Fate::Gone(bytes) => freed += bytes,
+                    Fate::Used => used_since += 1,
+                    Fate::Other => {}
+                }
             }
             self.usage.freed(freed)?;
             self.folder.still_here()?;
             // Of a whole look: it would find the same again.
-            if freed == 0 && found.old.is_empty() {
+            if freed == 0 && used_since == 0 && found.old.is_empty() {
                 return Ok(());
             }
         }
@@ -401,24 +418,32 @@ impl Work {
         }
     }
 
-    /// Removes a file, unless it has been used since it was looked at; its bytes.
-    fn evict(&self, old: &Old) -> Result<u64, Error> {
+    /// Removes a file, unless it has been used since it was looked at, or marked.
+    fn evict(&self, old: &Old) -> Result<Fate, Error> {
         let Some(folder) = self.folder.folder(old.folder)? else {
-            return Ok(0);
+            return Ok(Fate::Other);
         };
         let Some(seen) = folder.look(&old.name)? else {
-            return Ok(0);
+            return Ok(Fate::Other);
         };
-        let Some(name) = identity_of(&old.name).filter(|_| seen.changed == old.changed) else {
-            return Ok(0);
+        let Some(name) = identity_of(&old.name) else {
+            return Ok(Fate::Other);
         };
+        if seen.changed != old.changed {
+            return Ok(Fate::Used);
+        }
+        let used = self.uses.last(&name);
+        if let Some(used) = used.filter(|used| i128::from(*used) > seen.changed) {
+            folder.mark_used_at(&old.name, used)?;
+            return Ok(Fate::Used);
+        }
         let len = self.losses.len_of(&self.folder, &name);
         if !folder.remove(&old.name)? {
-            return Ok(0);
+            return Ok(Fate::Other);
         }
         let bytes = room_of(seen.len);
         self.losses.went(&name, Why::Evicted, bytes, len);
-        Ok(bytes)
+        Ok(Fate::Gone(bytes))
     }
 
     /// Looks at every file: what is oldest, as many as make `remembered` bytes, and how much there
@@ -451,6 +476,11 @@ impl Work {
         self.usage.found(counted, sum, sharers)?;
         let mut all = looked.all;
         all.sort_unstable_by_key(|(old, _)| old.changed);
+        if let Some((oldest, _)) = all.first() {
+            let since = i128::from(self.folder.now()) - oldest.changed;
+            let since = u64::try_from(since).unwrap_or(0);
+            self.usage.turned_over(Duration::from_nanos(since))?;
+        }
         let mut bytes = 0;
         let within = |(_, room): &(Old, u64)| {
             let first = bytes < remembered;

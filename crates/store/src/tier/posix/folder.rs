@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use kvdepot_arena::format::file_header::{FileHeader, LEN, macs};
-use kvdepot_arena::{Durability, Error, Identity};
+use kvdepot_arena::{Durability, Error, Identity, clock};
 use kvdepot_host::dir::{Access, Dir, Seen, mark_used};
 use kvdepot_host::lock::{self};
 use kvdepot_media::file::Manner;
@@ -50,9 +50,6 @@ const ALIVE_BYTE: u64 = 0;
 const PATIENCE_HERE: Duration = Duration::from_secs(5);
 const PATIENCE_ELSEWHERE: Duration = Duration::from_secs(3600);
 
-/// In nanoseconds.
-const SECOND: i128 = 1_000_000_000;
-
 pub(super) struct Folder {
     pub(super) path: PathBuf,
     /// Of the configuration.
@@ -67,8 +64,8 @@ pub(super) struct Folder {
     at: ArcSwap<At>,
     /// Held by who opens it again.
     again: Mutex<()>,
-    /// Seconds by the file system's clock when this process has said so last.
-    said: AtomicI64,
+    /// How far the file system's clock is ahead of this host's, in nanoseconds.
+    ahead: AtomicI64,
     next: AtomicU64,
     /// Folders of blocks that are known to outlive a power cut.
     durable: Mutex<HashSet<String>>,
@@ -92,7 +89,7 @@ impl Folder {
             lasts,
             is_far,
             mine,
-            said: AtomicI64::new(0),
+            ahead: AtomicI64::new(0),
             next: AtomicU64::new(0),
             again: Mutex::default(),
             durable: Mutex::default(),
@@ -359,13 +356,14 @@ impl Folder {
         let fd = at.alive.fd()?;
         mark_used(fd)?;
         let now = Seen::of(fd)?.map_or(0, |seen| seen.changed);
-        self.said.store((now / SECOND) as i64, Ordering::Relaxed);
+        let ahead = now - i128::from(clock::unix_nanos());
+        self.ahead.store(ahead as i64, Ordering::Relaxed);
         Ok(now)
     }
 
-    /// When it has said so last, as nanoseconds by that clock: not long ago.
-    pub(super) fn still_here_at(&self) -> i128 {
-        i128::from(self.said.load(Ordering::Relaxed)) * SECOND
+    /// The time by that clock, in nanoseconds, as far as it is known.
+    pub(super) fn now(&self) -> i64 {
+        clock::unix_nanos().saturating_add(self.ahead.load(Ordering::Relaxed))
     }
 
     /// Removes what processes have left that are gone; how many bytes. One of this host's lifetime

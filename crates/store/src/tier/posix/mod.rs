@@ -9,7 +9,7 @@
 //!
 //! `folder` says what lies where, `agree` what all have to name alike, `usage` counts for all,
 //! `collect` makes room, `filter` knows what was looked at lately, `losses` what has gone,
-//! `described` what namespaces are, `pinned` holds what is pinned until somebody is told, `desk`
+//! `uses` when blocks were used, `described` what namespaces are, `pinned` holds what is pinned until somebody is told, `desk`
 //! has the threads that wait for the file system, `slots` bounds the files that are open, and
 //! `blocks` what they do there.
 
@@ -27,6 +27,7 @@ mod pinned;
 mod reach;
 mod slots;
 mod usage;
+mod uses;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -54,6 +55,7 @@ use open::Open;
 use options::Options;
 use pinned::Pinned;
 use usage::Usage;
+use uses::Uses;
 
 /// Threads that wait for the file system: so many files are opened at a time, and so many made.
 const THREADS: usize = 8;
@@ -117,11 +119,13 @@ impl Posix {
         let usage = Arc::new(Usage::open(&folder.dir(), capacity)?);
         let filter = Arc::new(Filter::default());
         let losses = Arc::new(Losses::new(&filter));
-        let collector = Collector::start(folder, &usage, &losses)?;
+        let uses = Arc::new(Uses::new());
+        let collector = Collector::start(folder, &usage, (&losses, &uses))?;
         let writes = Arc::new(Desk::new("write", THREADS)?);
         // So that a put is refused, and not silent, where no space is freed in time.
         let (number, for_space) = (terms.number, terms.timeout / 2);
-        let open = Open::new(terms, (folder, &usage, &losses), &writes, options)?;
+        let marks = (folder, &usage, &losses, &uses);
+        let open = Open::new(terms, marks, &writes, options)?;
         Ok(Posix {
             reads: Arc::new(Desk::new("read", THREADS)?),
             writes,
@@ -211,7 +215,8 @@ impl Tier for Posix {
                 let parts = parts.clone();
                 move |(at, name)| {
                     let slot = permits.lock().take();
-                    parts.note(at, slot.and_then(|slot| common.find(&name, slot)));
+                    let found = slot.and_then(|slot| common.find(&name, at, slot));
+                    parts.note(at, found);
                 }
             };
             let names = names.into_iter().enumerate().collect();

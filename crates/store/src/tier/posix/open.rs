@@ -2,6 +2,7 @@
 
 mod left;
 mod making;
+mod marks;
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -13,7 +14,7 @@ use kvdepot_arena::format::file_header::{self, FileHeader, LEN};
 use kvdepot_arena::format::file_note::{self, FileNote};
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, TakesBack, Token};
-use kvdepot_host::dir::{Seen, annotate, annotation, mark_used};
+use kvdepot_host::dir::{Seen, annotate, annotation};
 use kvdepot_media::checksum::compose;
 use kvdepot_media::file::{File, Hands, Manner};
 use kvdepot_media::{Buffer, Checksum, Mac};
@@ -27,19 +28,18 @@ use super::options::Options;
 use super::reach::{files_max, reach, syncs};
 use super::slots::{Permits, Slots};
 use super::usage::{Unnamed, Usage};
+use super::uses::Uses;
 use crate::keyring::Keyring;
 use crate::tier::{BlockFile, Directory, Ends, Outside, Proof, Terms};
 use left::Left;
 use making::Making;
-
-/// A reader moves the time of last use where it is older than this: nanoseconds.
-const USED_AGAIN: i128 = 3_600_000_000_000;
 
 pub(super) struct Open {
     number: u32,
     folder: Arc<Folder>,
     usage: Arc<Usage>,
     losses: Arc<Losses>,
+    uses: Arc<Uses>,
     /// `None` once it is closed: with the last file their threads end.
     hands: Mutex<Option<Arc<Hands>>>,
     /// How its files are read and written.
@@ -94,7 +94,7 @@ struct Opened {
 impl Open {
     pub(super) fn new(
         terms: Terms,
-        (folder, usage, losses): (&Arc<Folder>, &Arc<Usage>, &Arc<Losses>),
+        (folder, usage, losses, uses): (&Arc<Folder>, &Arc<Usage>, &Arc<Losses>, &Arc<Uses>),
         desk: &Arc<Desk>,
         options: &Options,
     ) -> Result<Arc<Open>, Error> {
@@ -106,6 +106,7 @@ impl Open {
             folder: Arc::clone(folder),
             usage: Arc::clone(usage),
             losses: Arc::clone(losses),
+            uses: Arc::clone(uses),
             hands: Mutex::new(Some(hands)),
             manner,
             syncs: syncs(far, options, manner.is_direct()),
@@ -131,7 +132,12 @@ impl Open {
     }
 
     /// Pins the block in a file, if it is the one of that name, whole, and its user's own.
-    pub(super) fn adopt(&self, name: &Identity, slot: Permits) -> Result<Option<Place>, Error> {
+    pub(super) fn adopt(
+        &self,
+        name: &Identity,
+        index: usize,
+        slot: Permits,
+    ) -> Result<Option<Place>, Error> {
         if !self.proves(name.namespace) {
             tracing::warn!(namespace = %name.namespace, "a namespace has no key here: a miss");
             return Ok(None);
@@ -161,9 +167,9 @@ impl Open {
             mac,
         }) = note.filter(|note| fits(note.len))
         else {
-            return self.adopt_unseen(name, (file, slot), &seen);
+            return self.adopt_unseen((name, index), (file, slot), &seen);
         };
-        self.mark_used(&file, &seen);
+        self.mark_used((name, index), &file, &seen);
         let place = Place {
             len,
             parts,
@@ -177,7 +183,7 @@ impl Open {
     /// As [`Open::adopt`], of a file whose header has to be read.
     fn adopt_unseen(
         &self,
-        name: &Identity,
+        (name, index): (&Identity, usize),
         (file, slot): (BlockFile, Permits),
         seen: &Seen,
     ) -> Result<Option<Place>, Error> {
@@ -216,7 +222,7 @@ impl Open {
             }
             return Ok(None);
         };
-        self.mark_used(&file, seen);
+        self.mark_used((name, index), &file, seen);
         let place = Place {
             len: header.len,
             parts: header.parts,
@@ -225,16 +231,6 @@ impl Open {
         };
         let named = Some(self.folder.name_of(name));
         Ok(self.hold((named, None, 0), (file, slot), (place, macs), None))
-    }
-
-    /// The time of its last use is moved at most once an hour, as far as that is possible.
-    fn mark_used(&self, file: &BlockFile, seen: &Seen) {
-        let now = self.folder.still_here_at();
-        if now - seen.changed > USED_AGAIN
-            && let Ok(fd) = file.raw().fd()
-        {
-            let _best_effort = mark_used(fd);
-        }
     }
 
     /// A file that was opened, to be written too or not.
@@ -387,7 +383,9 @@ impl Open {
             true => file.raw().write_all_at(0, &header),
             false => file.raw().write_cached_at(0, &header),
         };
-        let written = written.map_err(io);
+        let written = written
+            .map_err(io)
+            .map(|()| self.mark_stored(&file, place.stamp));
         let synced = written.and_then(|()| match lasts || self.syncs {
             true => {
                 let fd = file.raw().fd().map_err(io)?;

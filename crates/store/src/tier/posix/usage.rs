@@ -7,6 +7,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use kvdepot_arena::Error;
@@ -37,13 +38,18 @@ const UNNAMED_GRANTS: u64 = 2;
 /// Where a collection begins, in thousandths of the capacity.
 pub(super) const BEGIN: u64 = 940;
 
+/// How often a use is marked: so many times while all is replaced, and at least once in this time.
+const TURNOVER_PART: u32 = 8;
+const MARKED_AT_LEAST: Duration = Duration::from_secs(3600);
+
 /// A count as it stands in the file.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Count {
     magic: [u8; 8],
     version: U32,
-    unused: U32,
+    /// Seconds since the use before which all has gone, when that was looked at; 0 before.
+    turnover: U32,
     used: U64,
     checksum: U64,
 }
@@ -52,11 +58,11 @@ const MAGIC: [u8; 8] = *b"KVDUSAGE";
 const VERSION: u32 = 1;
 
 impl Count {
-    fn new(used: u64) -> Count {
+    fn new(used: u64, turnover: u32) -> Count {
         let mut count = Count {
             magic: MAGIC,
             version: VERSION.into(),
-            unused: 0.into(),
+            turnover: turnover.into(),
             used: used.into(),
             checksum: 0.into(),
         };
@@ -69,10 +75,11 @@ impl Count {
         xxh3_64(&bytes[..bytes.len() - size_of::<U64>()])
     }
 
-    fn read(bytes: &[u8; size_of::<Count>()]) -> Option<u64> {
+    fn read(bytes: &[u8; size_of::<Count>()]) -> Option<(u64, u32)> {
         let count = Count::ref_from_bytes(bytes).ok()?;
         let is_whole = count.magic == MAGIC && count.version == VERSION;
-        (is_whole && count.checksum == count.sum()).then(|| count.used.get())
+        let read = || (count.used.get(), count.turnover.get());
+        (is_whole && count.checksum == count.sum()).then(read)
     }
 }
 
@@ -85,6 +92,8 @@ pub(super) struct Usage {
     collector: Mutex<Arc<LockFd>>,
     capacity: u64,
     grant: u64,
+    /// As the count has it; what this process writes there next, where it has looked.
+    turnover: AtomicU32,
     /// Never held while the file is read or written.
     mine: Mutex<Mine>,
 }
@@ -125,6 +134,7 @@ impl Usage {
             collector: Mutex::new(Arc::new(open()?)),
             capacity,
             grant: (capacity / GRANT_PART).max(1),
+            turnover: AtomicU32::new(0),
             mine: Mutex::default(),
         })
     }
@@ -157,6 +167,24 @@ impl Usage {
     /// Whether a collection is to begin.
     pub(super) fn is_nearly_full(&self) -> bool {
         self.seen() >= self.part(BEGIN)
+    }
+
+    /// Notes how long ago the oldest use is that has left a trace.
+    pub(super) fn turned_over(&self, since: Duration) -> Result<(), Error> {
+        let seconds = u32::try_from(since.as_secs()).unwrap_or(u32::MAX).max(1);
+        self.turnover.store(seconds, Ordering::Relaxed);
+        self.change_as(Some(seconds), |used| used.unwrap_or(self.capacity))
+            .map(|_| ())
+    }
+
+    /// A use is marked where others see it when the mark before is older than this, in nanoseconds.
+    pub(super) fn marking_interval(&self) -> i128 {
+        let turnover = self.turnover.load(Ordering::Relaxed);
+        let interval = match turnover {
+            0 => MARKED_AT_LEAST,
+            _ => Duration::from_secs(u64::from(turnover / TURNOVER_PART)).min(MARKED_AT_LEAST),
+        };
+        interval.as_nanos() as i128
     }
 
     /// So many thousandths of the capacity.
@@ -315,6 +343,15 @@ impl Usage {
 
     /// The same from `None` where nobody has counted yet.
     fn change_from(&self, change: impl FnOnce(Option<u64>) -> u64) -> Result<u64, Error> {
+        self.change_as(None, change)
+    }
+
+    /// The same, with another turnover.
+    fn change_as(
+        &self,
+        turnover: Option<u32>,
+        change: impl FnOnce(Option<u64>) -> u64,
+    ) -> Result<u64, Error> {
         let file = self.file.lock();
         let fd = file.fd()?;
         if !lock::lock_timeout(fd, COUNT_BYTE, Kind::Exclusive, PATIENCE)? {
@@ -323,17 +360,22 @@ impl Usage {
         let changed = (|| {
             let mut bytes = [0; size_of::<Count>()];
             let read = rustix::io::pread(fd, &mut bytes, 0).map_err(failed)?;
-            let used = match read == bytes.len() {
+            let known = match read == bytes.len() {
                 true => Count::read(&bytes),
                 false => None,
             };
+            let used = known.map(|(used, _)| used);
+            let seen = known.map_or(0, |(_, turnover)| turnover);
+            let turnover = turnover.unwrap_or(seen);
+            self.turnover.store(turnover, Ordering::Relaxed);
             // All of it may be in use where it is broken.
             let before = used.or_else(|| (read > 0).then_some(self.capacity));
             let after = change(before);
             // One that is not known is full, and stays unknown by that.
             let is_known = used.is_some() || after != self.capacity;
-            if used != Some(after) && is_known {
-                rustix::io::pwrite(fd, Count::new(after).as_bytes(), 0).map_err(failed)?;
+            if (used != Some(after) || seen != turnover) && is_known {
+                let count = Count::new(after, turnover);
+                rustix::io::pwrite(fd, count.as_bytes(), 0).map_err(failed)?;
             }
             Ok(after)
         })();

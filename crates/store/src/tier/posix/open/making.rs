@@ -53,6 +53,7 @@ impl Making {
             let place = Place {
                 len: wanted.len,
                 parts: wanted.parts,
+                stamp: wanted.stamp,
                 ..Place::of(self.name)
             };
             let slot = slot.take().ok_or(Error::Closed("a slot is used twice"))?;

@@ -1,0 +1,152 @@
+//! Prompts as large as a tier, among those that others use.
+
+use kvdepot_store::{BlockBuffers, Namespace};
+
+use serde_json::json;
+
+use crate::common::{PATIENCE, Place, block, keys, namespace, put};
+
+const LEN: usize = 64 << 10;
+/// Blocks of a tier.
+const TIER: u64 = 64;
+/// Blocks of a prompt that is of usual size.
+const USUAL: u64 = 8;
+
+/// A tier of so many blocks, alone or behind a memory.
+fn places() -> [Place; 5] {
+    let room = format!("{}KiB", TIER * 64);
+    // With the table and the superblocks.
+    let medium = format!("{}KiB", TIER * 64 + 1024);
+    let place = |pipeline| Place::new(pipeline, &room, &medium).with("", "admission", "all");
+    // With the header of each file.
+    let files = format!("{}KiB", TIER * 68);
+    let files = |place: Place| {
+        let path = place.dir().join("files");
+        let path = path.to_str().unwrap().to_owned();
+        place.with_section("posix", json!({"path": path, "capacity": files}))
+    };
+    [
+        place("Cache"),
+        place("Dax"),
+        place("Nvme"),
+        files(place("Posix")),
+        files(place("Cache|Posix")),
+    ]
+}
+
+fn usual(prompt: u64) -> std::ops::Range<u64> {
+    1000 * prompt..1000 * prompt + USUAL
+}
+
+/// Offers what is not there of a prompt in calls of so many blocks, as an engine does.
+fn offer(ns: &Namespace, prompt: std::ops::Range<u64>, call: usize) {
+    let there = hits(ns, prompt.clone());
+    let numbers: Vec<u64> = (prompt.start + there..prompt.end).collect();
+    for some in numbers.chunks(call) {
+        let after = (some[0] > prompt.start).then(|| keys([some[0] - 1])[0]);
+        offer_some(ns, after, some);
+    }
+}
+
+fn offer_some(ns: &Namespace, after: Option<kvdepot_store::Key>, some: &[u64]) {
+    let blocks = some.iter().map(|number| block(*number, LEN));
+    let task = ns.put_after(
+        after,
+        keys(some.iter().copied()),
+        BlockBuffers::whole(blocks),
+    );
+    task.unwrap().wait(Some(PATIENCE)).unwrap();
+}
+
+fn hits(ns: &Namespace, prompt: std::ops::Range<u64>) -> u64 {
+    ns.prefix(&keys(prompt)).unwrap() as u64
+}
+
+#[test]
+fn a_prompt_larger_than_its_tier_leaves_the_others_and_keeps_its_own_head() {
+    for place in places() {
+        for call in [96, 7, 1] {
+            let depot = place.open();
+            let ns = namespace(&depot);
+            let tier = depot.stats().tiers[0].tier.clone();
+            let capacity = depot.stats().tiers[0].capacity_bytes / LEN as u64;
+            for prompt in 1..7 {
+                assert!(
+                    put(&ns, &usual(prompt).collect::<Vec<_>>(), LEN)
+                        .iter()
+                        .all(|put| *put)
+                );
+            }
+            let large = 100_000..100_000 + 96;
+            offer(&ns, large.clone(), call);
+            let left: Vec<u64> = (1..7).map(|prompt| hits(&ns, usual(prompt))).collect();
+            assert_eq!(left, [USUAL; 6], "{tier}, calls of {call}");
+            let first = hits(&ns, large.clone());
+            // Of a directory some is kept free.
+            let is_files = tier == "Posix";
+            let least = if is_files { 10 } else { 16 };
+            assert!(first >= least, "{tier}, calls of {call}: {first}");
+            // Whoever is there again takes what nobody has used since.
+            offer(&ns, large.clone(), call);
+            let again = hits(&ns, large.clone());
+            let least = if is_files { first + 5 } else { 2 * first };
+            assert!(
+                again > least,
+                "{tier}, calls of {call}: {again} of {capacity}"
+            );
+            ns.clear().unwrap();
+            drop(depot);
+        }
+    }
+}
+
+#[test]
+fn two_large_prompts_at_once_leave_what_was_used_just_before() {
+    for place in places() {
+        let depot = place.open();
+        let ns = namespace(&depot);
+        // The tier is full of what was stored before, and one of them is used.
+        for prompt in 1..20 {
+            put(&ns, &usual(prompt).collect::<Vec<_>>(), LEN);
+        }
+        let hot = usual(19);
+        assert_eq!(hits(&ns, hot.clone()), USUAL);
+        let large = [200_000..200_128, 300_000..300_128];
+        for at in (0..128).step_by(6) {
+            for prompt in &large {
+                let some: Vec<u64> = (prompt.start + at..prompt.end).take(6).collect();
+                let after = (at > 0).then(|| keys([some[0] - 1])[0]);
+                offer_some(&ns, after, &some);
+            }
+        }
+        let tier = depot.stats().tiers[0].tier.clone();
+        assert_eq!(hits(&ns, hot), USUAL, "{tier}");
+        for prompt in large {
+            assert!(
+                hits(&ns, prompt.clone()) >= 6,
+                "{tier}: {}",
+                hits(&ns, prompt)
+            );
+        }
+    }
+}
+
+#[test]
+fn what_goes_of_a_prompt_is_its_tail_whatever_calls_brought_it() {
+    for place in places() {
+        let depot = place.open();
+        let ns = namespace(&depot);
+        let prompt = 0..24;
+        offer(&ns, prompt.clone(), 5);
+        let mut last = 24;
+        for other in 1..40 {
+            put(&ns, &usual(other).collect::<Vec<_>>(), LEN);
+            let there = ns.contains(&keys(prompt.clone())).unwrap();
+            let left = there.iter().filter(|there| **there).count() as u64;
+            assert_eq!(hits(&ns, prompt.clone()), left, "a gap: {there:?}");
+            assert!(left <= last);
+            last = left;
+        }
+        assert_eq!(last, 0, "others are stored meanwhile");
+    }
+}
