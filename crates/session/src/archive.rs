@@ -16,7 +16,7 @@ use crate::error::{Error, io, room};
 use crate::file::{About, FileMover, FileOptions, MAGIC, Member, SessionFile, SessionWriter};
 use crate::index::Id;
 use crate::manifest::{Manifest, Named, PART_MAX};
-use crate::store::{MANIFEST_MAX, Sessions, read_all};
+use crate::store::{MANIFEST_MAX, Sessions, check_size, read_all};
 
 /// The version that this file reads.
 const VERSION: u32 = 1;
@@ -225,6 +225,7 @@ pub fn import(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
         let reason = format!("{bad} does not verify");
         return Err(Error::malformed(from.display().to_string(), reason));
     }
+    check_size(sessions.size_max(), about.members())?;
     let before = sessions.index.read().same(&about.tokens);
     let mut manifest = about.as_manifest();
     (manifest.pieces_in, manifest.objects_in) = (sessions.pieces.id().0, sessions.objects.id().0);
@@ -287,6 +288,9 @@ fn import_first(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
     } = Archive::open(from)?;
     let wrong = |reason: &str| Error::malformed(path.display().to_string(), reason);
     refuse_others(sessions, &About::from(manifest.clone()))?;
+    let objects = manifest.objects.iter().map(|one| one.bytes);
+    let all = manifest.piece_bytes.iter().copied().chain(objects);
+    check_size(sessions.size_max(), all)?;
     let before = sessions.index.read().same(&manifest.tokens);
     let links = manifest.links();
     let end = links.last().copied().ok_or_else(|| wrong("no tokens"))?;

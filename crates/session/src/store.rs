@@ -205,6 +205,19 @@ impl Sessions {
         Ok(())
     }
 
+    /// Bytes that one session may have: tiers begin to evict before they are full, and a session
+    /// that needs more would evict its own parts.
+    pub(crate) fn size_max(&self) -> u64 {
+        let stats = self.depot.stats();
+        let lasting = stats.tiers.iter().skip(self.depot.acknowledging());
+        let each = lasting.map(|tier| match tier.capacity_bytes {
+            // It does not say, or is not there now.
+            0 => u64::MAX,
+            bytes => bytes / 10 * 9,
+        });
+        each.max().unwrap_or(u64::MAX)
+    }
+
     /// The block that is a session's manifest, and its bytes.
     pub(crate) fn block_of(&self, id: Id) -> Option<(Key, u64)> {
         let index = self.index.read();
@@ -234,6 +247,18 @@ impl Sessions {
     pub fn find(&self, digits: &str) -> Result<Id, Error> {
         self.index.read().named(digits)
     }
+}
+
+/// Refuses a session with parts of these lengths that no tier can keep whole.
+pub(crate) fn check_size(most: u64, lens: impl Iterator<Item = u64>) -> Result<(), Error> {
+    // As a tier has them, at least.
+    let room = |len: u64| len.checked_next_multiple_of(4096).unwrap_or(u64::MAX);
+    let bytes = lens.fold(0, |all: u64, len| all.saturating_add(room(len)));
+    if bytes <= most {
+        return Ok(());
+    }
+    let allowed = format!("{most} bytes at most: nine tenths of the tier that acknowledges it");
+    Err(Error::input("session", format!("{bytes} bytes"), allowed))
 }
 
 /// Blocks in batches that are read together, each of so many bytes at most, or of one block: a
