@@ -245,7 +245,19 @@ impl Sessions {
     /// # Errors
     /// [`Error::Unknown`] for none, [`Error::Input`] for several.
     pub fn find(&self, digits: &str) -> Result<Id, Error> {
-        self.index.read().named(digits)
+        match self.index.read().named(digits) {
+            Err(Error::Unknown(unknown)) => {
+                // One that this release does not read can be removed.
+                let listed = self.manifests.blocks()?.into_iter();
+                let ids = listed.map(|(key, _)| Id::of(&key));
+                let found = ids.filter(|id| id.to_string().starts_with(&unknown));
+                match found.collect::<Vec<_>>()[..] {
+                    [one] => Ok(one),
+                    _ => Err(Error::Unknown(unknown)),
+                }
+            }
+            found => found,
+        }
     }
 }
 
