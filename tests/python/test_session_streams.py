@@ -240,6 +240,37 @@ def test_a_policy_is_told_what_became_of_a_save(store: kvdepot.sessions.Sessions
     saver.close()
 
 
+def test_a_save_that_is_refused_at_its_beginning_ends_its_grant(
+    store: kvdepot.sessions.Sessions,
+) -> None:
+    policy = kvdepot.sessions.policy(
+        min_tokens=10, token_bytes=ROW, fixed_bytes="1MiB", write_budget_hour="4MiB"
+    )
+    tokens = list(range(640))
+    whole = policy.bytes_left()
+    saver = kvdepot.sessions.Saver(store, memory="1KiB")
+
+    def fails(runs: list[tuple[int, int]]) -> list[bytes]:
+        raise KeyError("no rows")
+
+    # No room, rows that do not come, a wrong argument.
+    refusals: list[tuple[Rows, dict[str, object]]] = [
+        (asked(tokens), {}),
+        (fails, {}),
+        (asked(tokens), {"within": -1.0}),
+        (asked(tokens), {"reason": "nobody's"}),
+    ]
+    for given, more in refusals:
+        policy.start(640)
+        due = policy.switch(640)
+        assert due is not None
+        assert policy.bytes_left() != whole
+        with pytest.raises((kvdepot.Error, KeyError)):
+            saver.begin(tokens, given, policy=policy, save=due["save"], **more)
+        assert policy.bytes_left() == whole
+    saver.close()
+
+
 def test_a_policy_that_starts_again_knows_what_was_written() -> None:
     policy = kvdepot.sessions.policy(
         write_budget_hour="600MiB", write_budget_day="1GiB", fixed_bytes="1KiB", whole=True

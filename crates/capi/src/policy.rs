@@ -137,6 +137,7 @@ fn why(declined: Declined) -> &'static CStr {
         Declined::LittleNew => c"too little new since the last save",
         Declined::TooLarge => c"larger than the disk space",
         Declined::WriteBudget => c"write budget",
+        Declined::OverBudget => c"larger than a whole write budget",
         _ => c"declined",
     }
 }
@@ -256,5 +257,17 @@ exported! {
     /// `kvd_policy_failed`.
     fn kvd_policy_failed(policy: Ref<Mutex<Policy>>, save: u64, bytes: u64, at_ms: u64) {
         Ok(policy.get("policy")?.lock().failed(save, bytes, moment(at_ms))?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_has_its_words() {
+        for declined in Declined::ALL {
+            assert_eq!(why(declined).to_bytes(), declined.name().as_bytes());
+        }
     }
 }

@@ -199,6 +199,15 @@ impl Sum {
         }
     }
 
+    /// Adds the next bytes.
+    ///
+    /// # Panics
+    ///
+    /// When more come than were announced.
+    pub fn add(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
     /// The sum. All bytes that were announced have come.
     ///
     /// # Panics

@@ -53,6 +53,36 @@ fn late(py: Python<'_>, what: &'static str, limit: Option<Duration>) -> PyErr {
     errors::raise(py, DepotError::Timeout { what, seconds })
 }
 
+/// What a policy has granted, until it is told the end: also where the save is refused before it
+/// has begun.
+struct Grant {
+    policy: Arc<Mutex<kvdepot_session::policy::Policy>>,
+    save: u64,
+    is_told: bool,
+}
+
+impl Grant {
+    fn tell(&mut self, is_saved: bool, bytes: u64) {
+        self.is_told = true;
+        let (mut policy, at) = (self.policy.lock(), now(None));
+        let told = match is_saved {
+            true => policy.saved(self.save, bytes, at),
+            false => policy.failed(self.save, bytes, at),
+        };
+        if let Err(error) = told {
+            tracing::warn!(%error, "a policy was told of a save that it does not know");
+        }
+    }
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        if !self.is_told {
+            self.tell(false, 0);
+        }
+    }
+}
+
 /// A policy that granted the save, and is told its end.
 fn told_at_end(
     py: Python<'_>,
@@ -62,16 +92,13 @@ fn told_at_end(
     match (policy, save) {
         (None, None) => Ok(None),
         (Some(policy), Some(save)) => {
-            let policy = policy.get().shared();
+            let mut grant = Grant {
+                policy: policy.get().shared(),
+                save,
+                is_told: false,
+            };
             Ok(Some(Box::new(move |saved, bytes| {
-                let (mut policy, at) = (policy.lock(), now(None));
-                let told = match saved {
-                    Ok(_) => policy.saved(save, bytes, at),
-                    Err(_) => policy.failed(save, bytes, at),
-                };
-                if let Err(error) = told {
-                    tracing::warn!(%error, "a policy was told of a save that it does not know");
-                }
+                grant.tell(saved.is_ok(), bytes);
             })))
         }
         (policy, _) => {

@@ -7,18 +7,16 @@
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::path::Path;
 
 use kvdepot_store::{BlockBuffers, Buffer, Key, Namespace};
 
 use crate::chain::Link;
-use crate::error::{Error, io};
+use crate::error::{Error, io, room};
 use crate::file::{About, FileMover, FileOptions, MAGIC, Member, SessionFile, SessionWriter};
 use crate::index::Id;
 use crate::manifest::{Manifest, Named, PART_MAX};
-use crate::store::{MANIFEST_MAX, Sessions, read_all};
+use crate::store::{MANIFEST_MAX, Sessions, check_size, read_all};
 
 /// The version that this file reads.
 const VERSION: u32 = 1;
@@ -51,50 +49,6 @@ impl<R: Read> Summed<R> {
     }
 }
 
-/// A temporary file, which is gone unless it was renamed.
-struct Temporary {
-    path: PathBuf,
-    kept: bool,
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        if !self.kept {
-            let _or_gone = std::fs::remove_file(&self.path);
-        }
-    }
-}
-
-/// Has `write` write a file under a temporary name, which becomes `to` once all is on the medium.
-/// Nothing is left where that fails.
-pub(crate) fn replace(
-    to: &Path,
-    write: impl FnOnce(&mut File, &Path) -> Result<u64, Error>,
-) -> Result<u64, Error> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    if std::fs::metadata(to).is_ok_and(|there| !there.is_file()) {
-        let allowed = "a new name, or that of a file to be replaced";
-        return Err(Error::input("file", to.display(), allowed));
-    }
-    // Of no other thread or process, nor of one that had this number before.
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.unwrap_or_default().as_nanos();
-    let next = NEXT.fetch_add(1, Ordering::Relaxed);
-    let mut name = to.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{}-{now:x}-{next}.tmp", std::process::id()));
-    let mut temporary = Temporary {
-        path: to.with_file_name(name),
-        kept: false,
-    };
-    let at = temporary.path.clone();
-    let mut file = File::create_new(&at).map_err(io(&at))?;
-    let written = write(&mut file, &at)?;
-    file.sync_all().map_err(io(&at))?;
-    std::fs::rename(&at, to).map_err(io(to))?;
-    temporary.kept = true;
-    Ok(written)
-}
-
 /// Writes a session to a file; its bytes. Nothing is left where that fails.
 ///
 /// # Errors
@@ -121,7 +75,13 @@ pub fn export(sessions: &Sessions, id: Id, to: &Path) -> Result<u64, Error> {
     Ok(writer.finish()?.bytes_written)
 }
 
-fn one(sessions: &Sessions, from: &Namespace, block: (Key, u64), id: Id) -> Result<Vec<u8>, Error> {
+/// A part of a session.
+pub(crate) fn one(
+    sessions: &Sessions,
+    from: &Namespace,
+    block: (Key, u64),
+    id: Id,
+) -> Result<Vec<u8>, Error> {
     let read = read_all(from, &[block], sessions.timeout)?;
     let bytes = read.into_iter().next().flatten();
     bytes.ok_or_else(|| {
@@ -188,7 +148,8 @@ impl<R: Read + Seek> Archive<'_, R> {
             hasher: blake3::Hasher::new(),
         };
         input.hasher.update(&head);
-        let mut bytes = vec![0; encoded as usize];
+        let mut bytes = room(encoded, path)?;
+        bytes.resize(encoded as usize, 0);
         input.take(&mut bytes).map_err(|error| cut(path, error))?;
         let manifest = Manifest::decode(&bytes)?;
         if manifest.bytes() + encoded + (HEAD + SUM) as u64 != len {
@@ -264,12 +225,13 @@ pub fn import(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
         let reason = format!("{bad} does not verify");
         return Err(Error::malformed(from.display().to_string(), reason));
     }
+    check_size(sessions.size_max(), about.members())?;
     let before = sessions.index.read().same(&about.tokens);
     let mut manifest = about.as_manifest();
     (manifest.pieces_in, manifest.objects_in) = (sessions.pieces.id().0, sessions.objects.id().0);
     let links = manifest.links();
     let take = |member: usize, bytes: u64| {
-        let mut block = Vec::with_capacity(bytes as usize);
+        let mut block = room(bytes, from)?;
         file.read(member, &mut |some| {
             block.extend_from_slice(some);
             Ok(())
@@ -326,11 +288,15 @@ fn import_first(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
     } = Archive::open(from)?;
     let wrong = |reason: &str| Error::malformed(path.display().to_string(), reason);
     refuse_others(sessions, &About::from(manifest.clone()))?;
+    let objects = manifest.objects.iter().map(|one| one.bytes);
+    let all = manifest.piece_bytes.iter().copied().chain(objects);
+    check_size(sessions.size_max(), all)?;
     let before = sessions.index.read().same(&manifest.tokens);
     let links = manifest.links();
     let end = links.last().copied().ok_or_else(|| wrong("no tokens"))?;
     let mut take = |bytes: u64| {
-        let mut block = vec![0; bytes as usize];
+        let mut block = room(bytes, path)?;
+        block.resize(bytes as usize, 0);
         input.take(&mut block).map_err(|error| cut(path, error))?;
         Ok::<_, Error>(block)
     };

@@ -119,6 +119,16 @@ impl Error {
     }
 }
 
+/// Room in memory for so many bytes of a file. What a file claims may be more than there is.
+pub(crate) fn room(bytes: u64, path: &Path) -> Result<Vec<u8>, Error> {
+    let mut room = Vec::new();
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    match room.try_reserve_exact(bytes) {
+        Ok(()) => Ok(room),
+        Err(_) => Err(io(path)(ErrorKind::OutOfMemory.into())),
+    }
+}
+
 /// What the system says of a file.
 pub(crate) fn io(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
     move |source| Error::Io {

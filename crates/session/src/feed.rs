@@ -1,12 +1,12 @@
 //! Pieces that are stored one after another, long before a manifest names them: of a stream, of a
 //! serializer, of a background save. What comes to nothing is removed again.
 
-use kvdepot_store::{BlockBuffers, Buffer, Pin, Task};
+use kvdepot_store::{BlockBuffers, Buffer, Task};
 
 use crate::chain::Link;
 use crate::error::Error;
 use crate::save::{Checkpoint, Held, Pieces, Saved, Written, step};
-use crate::store::Sessions;
+use crate::store::{Sessions, check_size};
 use crate::upkeep::Parts;
 
 /// The pieces of a session that does not exist yet.
@@ -21,6 +21,8 @@ pub(crate) struct Feed {
     owned: Option<(Task, u64)>,
     /// The same of the caller's memory.
     lent: Vec<(Task, u64)>,
+    /// Bytes that the session may have.
+    pub(crate) size_max: u64,
     is_over: bool,
 }
 
@@ -38,6 +40,7 @@ impl Feed {
             },
             owned: None,
             lent: Vec::new(),
+            size_max: sessions.size_max(),
             is_over: false,
         }
     }
@@ -47,11 +50,20 @@ impl Feed {
         let mut feed = Feed::new(sessions);
         feed.pieces.keys = links.iter().map(|link| link.key()).collect();
         feed.links = links;
-        let pins = sessions.pieces.pin(&feed.pieces.keys, false)?;
-        let there = pins.iter().map(|pin| pin.as_ref().map_or(0, Pin::bytes));
-        feed.pieces.bytes = there.collect();
-        feed.held.pins.extend(pins.into_iter().flatten());
+        (feed.pieces.bytes, feed.held) = sessions.there(&feed.pieces.keys)?;
         Ok(feed)
+    }
+
+    /// Refuses a session that has these bytes of pieces that are missing, and of other parts, beside
+    /// what is there: no tier could keep it whole.
+    pub(crate) fn check_size(&self, more: impl Iterator<Item = u64>) -> Result<(), Error> {
+        let there = self.pieces.bytes.iter().copied();
+        check_size(self.size_max, there.chain(more))
+    }
+
+    /// Bytes of all pieces that are there.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.pieces.bytes.iter().sum()
     }
 
     /// The last link.
@@ -109,10 +121,10 @@ impl Feed {
         rows: impl IntoIterator<Item = Buffer>,
     ) -> Result<Option<(Task, u64)>, Error> {
         let key = self.pieces.keys[piece];
-        let there = self.sessions.pieces.pin(&[key], false)?;
-        if let Some(pin) = there.into_iter().flatten().next() {
-            self.pieces.bytes[piece] = pin.bytes();
-            self.held.pins.push(pin);
+        let (there, mut held) = self.sessions.there(&[key])?;
+        if let Some(there) = there.into_iter().find(|bytes| *bytes > 0) {
+            self.pieces.bytes[piece] = there;
+            self.held.pins.append(&mut held.pins);
             return Ok(None);
         }
         let mut block = BlockBuffers::default();

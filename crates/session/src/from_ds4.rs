@@ -10,13 +10,14 @@ use std::path::Path;
 
 use kvdepot_store::{BlockBuffers, Buffer};
 
-use crate::archive::{Imported, open_file, replace};
+use crate::archive::{Imported, one, open_file};
 use crate::ds4::{self, HEAD_LEN, Head, Layout, SHAPE_LEN, TEXT_AT};
 use crate::error::{Error, io};
+use crate::file::replace;
 use crate::index::Id;
-use crate::manifest::{Manifest, Reason};
+use crate::manifest::{Manifest, Named, Reason};
 use crate::save::Checkpoint;
-use crate::store::{Sessions, read_all};
+use crate::store::Sessions;
 
 /// Names of the objects.
 const HEAD: &str = "ds4 head";
@@ -58,7 +59,8 @@ fn take(file: &mut File, base: u64, ranges: &[Range<u64>]) -> std::io::Result<Ve
         let reason = "a part that does not grow with the tokens, or a piece, is over 1GiB";
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, reason));
     }
-    let mut bytes = Vec::with_capacity(len as usize);
+    // It grows with what has come: a file need not have what it says.
+    let mut bytes = Vec::new();
     for range in ranges {
         file.seek(SeekFrom::Start(base + range.start))?;
         file.take(range.end - range.start).read_to_end(&mut bytes)?;
@@ -150,29 +152,28 @@ pub fn import_ds4(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
 pub fn export_ds4(sessions: &Sessions, id: Id, to: &Path) -> Result<u64, Error> {
     let manifest = sessions.manifest(id)?;
     let refused = |reason: &str| Error::malformed(format!("session {id}"), reason);
-    let part = |name: &str| object(sessions, &manifest, name);
+    let part = |name: &str| object(sessions, (id, &manifest), name);
     let head = part(HEAD)?.ok_or_else(|| refused("it was not ds4's"))?;
     let head: [u8; HEAD_LEN] = head.try_into().map_err(|_| refused("its head is none"))?;
     let head = Head::decode(&head).map_err(wrong(to))?;
     let rest = part(REST)?.ok_or_else(|| refused("it is not whole"))?;
+    // One that has none does not name any.
     let trailer = part(TRAILER)?.unwrap_or_default();
     let base = TEXT_AT + manifest.text.len() as u64;
     let shape = rest.first_chunk::<SHAPE_LEN>();
     let shape = shape.ok_or_else(|| refused("it is not whole"))?;
     let layout = Layout::known(shape, base..base + head.payload_len).map_err(wrong(to))?;
-    replace(to, |file, path| {
-        let io = io(path);
+    replace(to, |file| {
+        let io = io(to);
         // The payload's place is nothing at first, and then filled.
         let nothing = std::io::repeat(0).take(head.payload_len);
         let written = ds4::write(&mut *file, &head, &manifest.text, nothing, &trailer[..]);
-        let written = written.map_err(wrong(path))?;
+        let written = written.map_err(wrong(to))?;
         fill(file, base, &rest_of(&layout), &rest).map_err(&io)?;
         let keys = manifest.keys().into_iter().zip(&manifest.piece_bytes);
         let each = manifest.piece_tokens as usize;
         for (at, (key, bytes)) in keys.enumerate() {
-            let block = read_all(&sessions.pieces, &[(key, *bytes)], sessions.timeout)?;
-            let block = block.into_iter().next().flatten();
-            let block = block.ok_or_else(|| refused("a piece is not there, or does not verify"))?;
+            let block = one(sessions, &sessions.pieces, (key, *bytes), id)?;
             let run = at * each..((at + 1) * each).min(manifest.tokens.len());
             fill(file, base, &rows_of(&layout, &run), &block).map_err(&io)?;
         }
@@ -181,16 +182,15 @@ pub fn export_ds4(sessions: &Sessions, id: Id, to: &Path) -> Result<u64, Error> 
     })
 }
 
-fn object(sessions: &Sessions, of: &Manifest, name: &str) -> Result<Option<Vec<u8>>, Error> {
-    let keys = of.object_keys();
-    let found = of
-        .objects
-        .iter()
-        .zip(keys)
-        .find(|(one, _)| one.name == name);
-    let Some((one, key)) = found else {
-        return Ok(None);
-    };
-    let read = read_all(&sessions.objects, &[(key, one.bytes)], sessions.timeout)?;
-    Ok(read.into_iter().next().flatten())
+/// An object of a session, where it names one.
+fn object(
+    sessions: &Sessions,
+    (id, of): (Id, &Manifest),
+    name: &str,
+) -> Result<Option<Vec<u8>>, Error> {
+    let mut named = of.objects.iter().zip(of.object_keys());
+    let found = named.find(|(one, _)| one.name == name);
+    let read =
+        |(object, key): (&Named, _)| one(sessions, &sessions.objects, (key, object.bytes), id);
+    found.map(read).transpose()
 }

@@ -9,7 +9,7 @@ use crate::chain::{Link, bytes_of};
 use crate::error::Error;
 use crate::index::Id;
 use crate::manifest::{Manifest, Named, OBJECTS_MAX, PART_MAX, Reason};
-use crate::store::{MANIFEST_MAX, Sessions, read_all};
+use crate::store::{MANIFEST_MAX, Sessions, check_size, read_all};
 use crate::sums::{Sums, sum_of};
 
 /// A state that is to be kept.
@@ -102,6 +102,13 @@ impl Checkpoint<'_> {
         }
     }
 
+    /// The lengths of its parts that are no pieces, but for what a manifest has beside its tokens.
+    pub(crate) fn sizes(&self) -> impl Iterator<Item = u64> {
+        let objects = self.objects.iter().map(|(_, bytes)| bytes.len());
+        let manifest = self.tokens.len() + self.text.len();
+        objects.chain([manifest]).map(|bytes| bytes as u64)
+    }
+
     /// Refuses what cannot be, before a byte moves.
     pub(crate) fn check(&self, piece_tokens: u32) -> Result<(), Error> {
         if self.tokens.is_empty() {
@@ -169,16 +176,7 @@ impl Sessions {
             return Err(Error::input("tokens", "none", "at least one"));
         };
         let keys: Vec<Key> = links.iter().map(|link| link.key()).collect();
-        // What is there stays until the manifest names it, where a tier can hold it.
-        let pins = self.pieces.pin(&keys, false)?;
-        let there = pins
-            .iter()
-            .map(|pin| pin.as_ref().map_or(0, Pin::bytes))
-            .collect();
-        let _held = Held {
-            space: self.pieces.clone(),
-            pins: pins.into_iter().flatten().collect(),
-        };
+        let (there, _held) = self.there(&keys)?;
         let mut pieces = Pieces {
             keys,
             bytes: there,
@@ -200,6 +198,10 @@ impl Sessions {
             let runs: Vec<Range<usize>> = asked.iter().map(run).collect();
             let buffers = rows(&runs)?;
             check_rows(&buffers, asked.len())?;
+            let mut lens = pieces.bytes.clone();
+            let new = asked.iter().enumerate();
+            new.for_each(|(at, piece)| lens[*piece] = buffers.bytes(at));
+            check_size(self.size_max(), lens.into_iter().chain(checkpoint.sizes()))?;
             if checkpoint.exact {
                 _exactly = Some(self.put_exactly(&mut pieces, &links, &buffers, &mut written)?);
             } else {
@@ -264,22 +266,18 @@ impl Sessions {
         let each = links.iter().enumerate();
         let keys = each.map(|(piece, link)| Ok(link.variant(&sum_of(buffers.pieces(piece))?)));
         let keys = keys.collect::<Result<Vec<Key>, Error>>()?;
-        let pins = self.pieces.pin(&keys, false)?;
+        let (there, held) = self.there(&keys)?;
         let (mut new, mut put) = (Vec::new(), BlockBuffers::default());
-        for (piece, (key, pin)) in keys.into_iter().zip(&pins).enumerate() {
+        for (piece, (key, there)) in keys.into_iter().zip(there).enumerate() {
             pieces.variants.push((piece as u32, key.0));
             pieces.bytes[piece] = buffers.bytes(piece);
-            if pin.is_none() {
+            if there == 0 {
                 written.pieces.insert(piece);
                 written.bytes += buffers.bytes(piece);
                 new.push(key);
                 put.push(buffers.pieces(piece).iter().cloned());
             }
         }
-        let held = Held {
-            space: self.pieces.clone(),
-            pins: pins.into_iter().flatten().collect(),
-        };
         if !new.is_empty() {
             self.put("a piece", &self.pieces, new, put)?;
         }
@@ -353,10 +351,10 @@ impl Sessions {
             .iter()
             .map(|one| end.object(&one.name, &one.sum))
             .collect();
-        let there = self.objects.contains(&keys)?;
+        let there = self.objects.acknowledged(&keys)?;
         let (mut new, mut put) = (Vec::new(), BlockBuffers::default());
         for ((key, there), (_, bytes)) in keys.into_iter().zip(there).zip(objects) {
-            if !there {
+            if there.is_none() {
                 written.bytes += bytes.len() as u64;
                 written.objects.push(key);
                 new.push(key);
@@ -399,12 +397,16 @@ impl Sessions {
         let (id, written) = match same {
             Some(at) => {
                 let (id, old) = replaced.swap_remove(at);
-                let _nothing_goes = self.naming.read();
-                self.check_there(&old)?;
-                if let Some((key, len)) = self.block_of(id) {
-                    self.index.write().add(key, len, &old);
+                match self.block_of(id) {
+                    Some((key, len)) if self.manifests.acknowledged(&[key])? == [Some(len)] => {
+                        let _nothing_goes = self.naming.read();
+                        self.check_there(&old)?;
+                        self.index.write().add(key, len, &old);
+                        (id, 0)
+                    }
+                    // It was read in a tier that does not outlive the process.
+                    _ => self.put_new(end, &old)?,
                 }
-                (id, 0)
             }
             None => self.put_new(end, manifest)?,
         };
@@ -436,7 +438,20 @@ impl Sessions {
         Ok((self.index.write().add(key, len, manifest), len))
     }
 
-    /// All that a manifest names is there, as long as it says.
+    /// The bytes of each of these pieces where it was acknowledged, and 0 where it was not, whatever
+    /// nearer tiers have: there it is gone with the process. What is there stays until the manifest
+    /// names it, where a tier can hold it.
+    pub(crate) fn there(&self, keys: &[Key]) -> Result<(Vec<u64>, Held), Error> {
+        let pins = self.pieces.pin(keys, false)?;
+        let held = Held {
+            space: self.pieces.clone(),
+            pins: pins.into_iter().flatten().collect(),
+        };
+        let there = self.pieces.acknowledged(keys)?.into_iter();
+        Ok((there.map(Option::unwrap_or_default).collect(), held))
+    }
+
+    /// All that a manifest names was acknowledged, as long as it says.
     fn check_there(&self, manifest: &Manifest) -> Result<(), Error> {
         let objects = manifest.objects.iter().map(|one| one.bytes).collect();
         for (what, space, keys, bytes) in [
@@ -451,13 +466,8 @@ impl Sessions {
             if keys.is_empty() {
                 continue;
             }
-            let pins = space.pin(&keys, false)?;
-            let is_there = pins.iter().zip(&bytes).all(|(pin, bytes)| {
-                let there = pin.as_ref().map(Pin::bytes);
-                there == Some(*bytes)
-            });
-            space.unpin(&Vec::from_iter(pins.into_iter().flatten()), false);
-            if !is_there {
+            let there = space.acknowledged(&keys)?.into_iter();
+            if !there.eq(bytes.into_iter().map(Some)) {
                 return Err(Error::NotStored {
                     what: what.to_owned(),
                     outcome: Outcome::Dropped,

@@ -61,6 +61,8 @@ impl Sessions {
                 "1 byte to 1GiB",
             ));
         }
+        let sizes = wanted.iter().map(|(_, len)| *len);
+        feed.check_size(sizes.chain(checkpoint.sizes()))?;
         let mut sink = Sink {
             feed,
             predicted: wanted.iter().map(|(_, len)| len).sum(),

@@ -1,6 +1,7 @@
 //! The sessions of a depot.
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use kvdepot_store::{BlockBuffers, Buffer, Depot, Key, Namespace, NamespaceSpec, 
 use parking_lot::{Mutex, RwLock};
 
 use crate::counted::Counted;
-use crate::error::Error;
+use crate::error::{Error, room};
 use crate::index::{Id, Index};
 use crate::manifest::{Manifest, Space};
 
@@ -26,8 +27,9 @@ pub const PIECE_TOKENS_MAX: u32 = 1 << 20;
 /// Bytes a second that a slow medium moves: a large call may take longer.
 const SLOW: u64 = 16 << 20;
 
-/// Manifests that are read at a time.
+/// Manifests that are read at a time, and their bytes.
 const BATCH: usize = 64;
+const BATCH_BYTES: u64 = 64 << 20;
 
 /// Longest manifest: some 60 million tokens.
 pub(crate) const MANIFEST_MAX: u64 = 256 << 20;
@@ -125,21 +127,23 @@ impl Sessions {
             let mut some = manifests.blocks()?;
             some.retain(|(_, len)| *len <= MANIFEST_MAX);
             some.truncate(BATCH);
-            let read = read_all(&manifests, &some, timeout)?.into_iter().flatten();
             // What one says of itself need not be so.
             let mut tried: Vec<(Space, u32)> = Vec::new();
-            for known in read.filter_map(|bytes| Manifest::decode(&bytes).ok()) {
-                let of = (known.space, known.piece_tokens);
-                if tried.contains(&of) {
-                    continue;
-                }
-                let salt = salt.filter(|_| of.0.is_salted).map(str::to_owned);
-                let spec = Spec::new(of.0.spec(of.1, salt));
-                tried.push(of);
-                let sessions = Sessions::open(depot.clone(), &spec)?;
-                if sessions.manifests.id() == namespace.id {
-                    all.push(sessions);
-                    break;
+            'found: for some in batches(&some) {
+                let read = read_all(&manifests, some, timeout)?.into_iter().flatten();
+                for known in read.filter_map(|bytes| Manifest::decode(&bytes).ok()) {
+                    let of = (known.space, known.piece_tokens);
+                    if tried.contains(&of) {
+                        continue;
+                    }
+                    let salt = salt.filter(|_| of.0.is_salted).map(str::to_owned);
+                    let spec = Spec::new(of.0.spec(of.1, salt));
+                    tried.push(of);
+                    let sessions = Sessions::open(depot.clone(), &spec)?;
+                    if sessions.manifests.id() == namespace.id {
+                        all.push(sessions);
+                        break 'found;
+                    }
                 }
             }
         }
@@ -185,7 +189,7 @@ impl Sessions {
             index.doubt();
             index.retain(&there, begun);
         }
-        for some in new.chunks(BATCH) {
+        for some in batches(&new) {
             let read = read_all(&self.manifests, some, self.timeout)?;
             let mut index = self.index.write();
             for ((key, len), bytes) in some.iter().zip(read) {
@@ -199,6 +203,19 @@ impl Sessions {
             }
         }
         Ok(())
+    }
+
+    /// Bytes that one session may have: tiers begin to evict before they are full, and a session
+    /// that needs more would evict its own parts.
+    pub(crate) fn size_max(&self) -> u64 {
+        let stats = self.depot.stats();
+        let lasting = stats.tiers.iter().skip(self.depot.acknowledging());
+        let each = lasting.map(|tier| match tier.capacity_bytes {
+            // It does not say, or is not there now.
+            0 => u64::MAX,
+            bytes => bytes / 10 * 9,
+        });
+        each.max().unwrap_or(u64::MAX)
     }
 
     /// The block that is a session's manifest, and its bytes.
@@ -228,8 +245,49 @@ impl Sessions {
     /// # Errors
     /// [`Error::Unknown`] for none, [`Error::Input`] for several.
     pub fn find(&self, digits: &str) -> Result<Id, Error> {
-        self.index.read().named(digits)
+        match self.index.read().named(digits) {
+            Err(Error::Unknown(unknown)) => {
+                // One that this release does not read can be removed.
+                let listed = self.manifests.blocks()?.into_iter();
+                let ids = listed.map(|(key, _)| Id::of(&key));
+                let found = ids.filter(|id| id.to_string().starts_with(&unknown));
+                match found.collect::<Vec<_>>()[..] {
+                    [one] => Ok(one),
+                    _ => Err(Error::Unknown(unknown)),
+                }
+            }
+            found => found,
+        }
     }
+}
+
+/// Refuses a session with parts of these lengths that no tier can keep whole.
+pub(crate) fn check_size(most: u64, lens: impl Iterator<Item = u64>) -> Result<(), Error> {
+    // As a tier has them, at least.
+    let room = |len: u64| len.checked_next_multiple_of(4096).unwrap_or(u64::MAX);
+    let bytes = lens.fold(0, |all: u64, len| all.saturating_add(room(len)));
+    if bytes <= most {
+        return Ok(());
+    }
+    let allowed = format!("{most} bytes at most: nine tenths of the tier that acknowledges it");
+    Err(Error::input("session", format!("{bytes} bytes"), allowed))
+}
+
+/// Blocks in batches that are read together, each of so many bytes at most, or of one block: a
+/// tier's listing says what others claim.
+fn batches(blocks: &[(Key, u64)]) -> impl Iterator<Item = &[(Key, u64)]> {
+    let mut rest = blocks;
+    std::iter::from_fn(move || {
+        let mut bytes = 0_u64;
+        let fits = |(_, len): &&(Key, u64)| {
+            bytes = bytes.saturating_add(*len);
+            bytes <= BATCH_BYTES
+        };
+        let count = rest.iter().take(BATCH).take_while(fits).count().max(1);
+        let (some, behind) = rest.split_at_checked(count)?;
+        rest = behind;
+        Some(some)
+    })
 }
 
 /// Blocks, whole, each of which may be missing.
@@ -238,13 +296,15 @@ pub(crate) fn read_all(
     blocks: &[(Key, u64)],
     timeout: Duration,
 ) -> Result<Vec<Option<Vec<u8>>>, Error> {
-    let buffers: Vec<Buffer> = blocks
-        .iter()
-        .map(|(_, len)| Buffer::from_vec(vec![0; *len as usize]))
-        .collect();
-    if buffers.is_empty() {
+    if blocks.is_empty() {
         return Ok(Vec::new());
     }
+    let buffer = |(_, len): &(Key, u64)| {
+        let mut bytes = room(*len, Path::new("a part of a session"))?;
+        bytes.resize(*len as usize, 0);
+        Ok::<_, Error>(Buffer::from_vec(bytes))
+    };
+    let buffers: Vec<Buffer> = blocks.iter().map(buffer).collect::<Result<_, _>>()?;
     let keys = blocks.iter().map(|(key, _)| *key).collect();
     let bytes = blocks.iter().map(|(_, len)| len).sum();
     let task = from.get(keys, BlockBuffers::whole(buffers.clone()))?;

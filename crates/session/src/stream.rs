@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::feed::Feed;
 use crate::manifest::{PART_MAX, Reason};
 use crate::save::{Checkpoint, Saved};
-use crate::store::{MANIFEST_MAX, Sessions};
+use crate::store::{MANIFEST_MAX, Sessions, check_size};
 
 /// Bytes that are copied at a time into the piece that is being filled.
 const COPIED: usize = 256 << 10;
@@ -47,6 +47,8 @@ pub struct Stream {
     last: Link,
     /// Rows of that piece.
     part: Vec<u8>,
+    /// Bytes of the pieces before.
+    size: u64,
 }
 
 impl Sessions {
@@ -64,6 +66,7 @@ impl Sessions {
         let each = self.piece_tokens as usize;
         let cached_tokens = feed.cut() * each;
         Ok(Stream {
+            size: feed.bytes(),
             last: feed.end().unwrap_or(start),
             feed: Some(feed),
             tokens: known[..cached_tokens].to_vec(),
@@ -137,6 +140,8 @@ impl Stream {
         };
         checkpoint.check(self.piece_tokens as u32)?;
         let mut feed = self.feed.take().ok_or_else(lost)?;
+        let rest = [self.size, self.part.len() as u64];
+        check_size(feed.size_max, checkpoint.sizes().chain(rest))?;
         let behind = self.tokens.len() % self.piece_tokens;
         if behind > 0 {
             let rest = &self.tokens[self.tokens.len() - behind..];
@@ -178,6 +183,8 @@ impl Stream {
             if self.room() < self.piece_tokens {
                 continue;
             }
+            self.size += self.part.len().max(len) as u64;
+            check_size(feed.size_max, [self.size].into_iter())?;
             let piece = &self.tokens[self.tokens.len() - self.piece_tokens..];
             self.last = self.last.then(&bytes_of(piece));
             let piece = feed.push(self.last);

@@ -135,12 +135,20 @@ impl Sessions {
 
     /// Removes a session: its manifest first, and then what no other session names. What another
     /// process is saving meanwhile is not known: its save fails or is whole, unless it ends between
-    /// the last look at what others name and the removal.
+    /// the last look at what others name and the removal. Of a session of another version the
+    /// manifest goes alone: what it has named is not known, and is left to
+    /// [`sweep`](Sessions::sweep).
     ///
     /// # Errors
     /// [`Error::Unknown`], and those of the depot.
     pub fn remove(&self, id: Id) -> Result<(), Error> {
-        let manifest = self.manifest(id)?;
+        let manifest = match self.manifest(id) {
+            Err(Error::Unknown(_)) => match self.unread(id)? {
+                Some(key) => return Ok(self.manifests.remove(&[key]).map(drop)?),
+                None => self.manifest(id)?,
+            },
+            manifest => manifest?,
+        };
         let unknown = || Error::Unknown(id.to_string());
         let entry = self.index.read().entry(id).cloned().ok_or_else(unknown)?;
         self.manifests.remove(&[entry.key])?;
@@ -151,6 +159,17 @@ impl Sessions {
         // Others may have saved some since.
         self.refresh()?;
         self.clear(&[manifest], &self.beginning_with(entry.first))
+    }
+
+    /// The key of a manifest that is there and that this release does not read, after a look at what
+    /// others have saved.
+    fn unread(&self, id: Id) -> Result<Option<Key>, Error> {
+        self.refresh()?;
+        if self.index.read().entry(id).is_some() {
+            return Ok(None);
+        }
+        let listed = self.manifests.blocks()?.into_iter().map(|(key, _)| key);
+        Ok(listed.into_iter().find(|key| Id::of(key) == id))
     }
 
     /// Removes what sessions that went have named, but for what these name; nothing where one of
@@ -177,9 +196,11 @@ impl Sessions {
     /// killed, or have failed. Nobody may save here meanwhile: such a save fails where a part of
     /// it has gone. How many have gone.
     ///
+    /// A session of another version that is there keeps all of it, as what that names is not known:
+    /// nothing goes then, and the log names the session, which [`remove`](Sessions::remove) takes.
+    ///
     /// # Errors
-    /// Those of the depot; a manifest that cannot be read is an error too, as what it names is
-    /// not known.
+    /// Those of the depot; a manifest that does not come back is an error too.
     pub fn sweep(&self) -> Result<usize, Error> {
         let _nobody_names = self.naming.write();
         self.refresh()?;
@@ -194,7 +215,14 @@ impl Sessions {
             let read = read_all(&self.manifests, &[(key, len)], self.timeout)?;
             let bytes = read.into_iter().next().flatten();
             let bytes = bytes.ok_or_else(|| Error::Unknown(Id::of(&key).to_string()))?;
-            parts.keep(&Manifest::decode(&bytes)?);
+            match Manifest::decode(&bytes) {
+                Ok(manifest) => parts.keep(&manifest),
+                Err(error) => {
+                    let session = Id::of(&key);
+                    tracing::warn!(%session, %error, "nothing is swept before this session goes");
+                    return Ok(0);
+                }
+            }
         }
         self.remove_parts(parts)
     }

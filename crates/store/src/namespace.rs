@@ -3,6 +3,16 @@
 use kvdepot_arena::{Error, NamespaceId};
 use sha2::{Digest, Sha256};
 
+/// What the `group` of a namespace begins with whose blocks somebody saves on purpose, such as those
+/// of sessions: admission rules let all of them pass.
+pub const SAVED: &str = "session ";
+
+/// Whether a [description](NamespaceSpec::describe) is of such a namespace.
+pub(crate) fn is_saved(description: &str) -> bool {
+    let (_, group) = description.split_once(" group=").unwrap_or_default();
+    group.starts_with(SAVED)
+}
+
 /// The fields of a namespace. Two that differ anywhere share no block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceSpec {

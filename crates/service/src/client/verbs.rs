@@ -327,6 +327,28 @@ impl Verbs for Client {
         )
     }
 
+    fn acknowledged(
+        &self,
+        namespace: NamespaceId,
+        keys: &[Key],
+    ) -> Result<Vec<Option<u64>>, Error> {
+        if self.about.ack.is_none() {
+            return Err(self.fails("its release does not say what it has acknowledged"));
+        }
+        let call = say::Acknowledged {
+            namespace,
+            keys: keys.into(),
+        };
+        self.ask(
+            || vec![None; keys.len()],
+            &call,
+            |lens, _| {
+                check_count(lens.len(), keys.len())?;
+                Ok(lens.iter().map(|len| len.get().checked_sub(1)).collect())
+            },
+        )
+    }
+
     fn put(
         &self,
         id: NamespaceId,

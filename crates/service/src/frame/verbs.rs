@@ -155,6 +155,8 @@ frames! {
     20 Group<'a> { number: u64, namespace: NamespaceId, class: Class, keys: Keys<'a> } => ();
     /// Ends a group.
     21 Dissolve { number: u64 };
+    /// The bytes of each key's block where puts are acknowledged, and one more; 0 for none.
+    22 Acknowledged<'a> { namespace: NamespaceId, keys: Keys<'a> } => Rows<'b, U64>;
 
     /// Stores blocks of these lengths that follow a block, as a task.
     32 Put<'a> {

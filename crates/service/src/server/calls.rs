@@ -93,6 +93,12 @@ impl Calls<'_> {
                 let tiers = core.nearest(call.namespace, call.keys.allowed()?)?;
                 Ok(tiers.into_iter().map(mark).collect())
             }),
+            Verb::Acknowledged => reply(request, |call: say::Acknowledged<'_>| {
+                let lens = core.acknowledged(call.namespace, call.keys.allowed()?)?;
+                let rows = lens.into_iter();
+                let rows = rows.map(|len| len.map_or(0, |len| len.saturating_add(1)).into());
+                Ok(rows.collect())
+            }),
             Verb::Pin => reply(request, |call| self.pin(&call, granted)),
             Verb::Unpin => {
                 let call: say::Unpin<'_> = request.read()?;

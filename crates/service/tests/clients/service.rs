@@ -49,6 +49,8 @@ fn a_client_has_the_verbs_of_the_depot() {
         assert_eq!(there.contains(&some).unwrap(), [true, true, false, true]);
         assert_eq!(there.prefix(&some).unwrap(), 2);
         assert_eq!(there.nearest(&some).unwrap(), here.nearest(&some).unwrap());
+        let len = Some(LEN as u64);
+        assert_eq!(there.acknowledged(&some).unwrap(), [len, len, None, len]);
         assert_eq!(get(&there, &[1, 99], LEN), [Outcome::Done, Outcome::Miss]);
         assert_eq!(get(&there, &[1], LEN + 1), [Outcome::Length]);
         assert_eq!(there.remove(&keys([5, 6, 99])).unwrap(), 2);

@@ -14,8 +14,9 @@ use crate::feed::Feed;
 use crate::manifest::Reason;
 use crate::save::{Checkpoint, Saved};
 
-/// Called once a save has ended, with what became of it and the bytes that it has written, on the
-/// thread that writes: a policy is told there, say. It must not wait for that thread.
+/// Called once a save has ended, with what became of it and the bytes that it has written: a policy
+/// is told there, say. On the thread that writes, which it must not wait for; where the save was
+/// refused at its beginning, on the caller's.
 pub type OnEnd = Box<dyn FnOnce(Result<Saved, &Error>, u64) + Send>;
 
 /// How far a save in the background has come.
@@ -169,15 +170,19 @@ impl Job {
             tracing::warn!(%error, "a save in the background has failed");
         }
         // Before whoever waits knows: what is told there has been told then.
-        if let Some(on_end) = on_end {
-            let told = AssertUnwindSafe(|| on_end(saved.as_ref().copied(), written));
-            // Whoever waits does so for the save, and not for this.
-            if catch_unwind(told).is_err() {
-                tracing::warn!("who was told of the end of a save has panicked");
-            }
-        }
+        tell(on_end, saved.as_ref().copied(), written);
         self.state.lock().end = Some(saved.map_err(Arc::new));
         self.changed.notify_all();
+    }
+}
+
+/// Tells of an end. Whoever waits does so for the save, and not for this.
+pub(super) fn tell(on_end: Option<OnEnd>, saved: Result<Saved, &Error>, written: u64) {
+    if let Some(on_end) = on_end {
+        let told = AssertUnwindSafe(|| on_end(saved, written));
+        if catch_unwind(told).is_err() {
+            tracing::warn!("who was told of the end of a save has panicked");
+        }
     }
 }
 

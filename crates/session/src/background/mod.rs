@@ -30,7 +30,7 @@ use crate::error::Error;
 use crate::feed::Feed;
 use crate::save::{Checkpoint, Rows, Saved, check_rows};
 use crate::store::Sessions;
-use job::{Job, Kept, Work};
+use job::{Job, Kept, Work, tell};
 use memory::Taken;
 use writer::{Shared, Will};
 
@@ -112,13 +112,28 @@ impl Saver {
     ///
     /// # Errors
     /// [`Error::Input`] for what cannot be; [`Error::NoRoom`] by `fit`; `rows`' own, and those of
-    /// the depot. Nothing has begun then, and `on_end` is not called.
+    /// the depot. Nothing has begun then, and `on_end` has been told so.
     pub fn begin(
         &self,
         checkpoint: Checkpoint<'_>,
         fit: Fit,
         rows: Box<Rows<'_>>,
-        on_end: Option<OnEnd>,
+        mut on_end: Option<OnEnd>,
+    ) -> Result<Snapshot, Error> {
+        let begun = self.begin_untold(checkpoint, fit, rows, &mut on_end);
+        if let Err(error) = &begun {
+            tell(on_end, Err(error), 0);
+        }
+        begun
+    }
+
+    /// Begins a save, which takes `on_end` once nothing refuses it any more.
+    fn begin_untold(
+        &self,
+        checkpoint: Checkpoint<'_>,
+        fit: Fit,
+        rows: Box<Rows<'_>>,
+        on_end: &mut Option<OnEnd>,
     ) -> Result<Snapshot, Error> {
         let why = "false: what is to be compared is saved at once";
         checkpoint.check_any(self.sessions.piece_tokens, why)?;
@@ -132,7 +147,9 @@ impl Saver {
             given = rows(&missing.iter().map(run).collect::<Vec<_>>())?;
             check_rows(&given, missing.len())?;
         }
-        let bytes: u64 = (0..given.len()).map(|at| given.bytes(at)).sum();
+        let sizes = (0..given.len()).map(|at| given.bytes(at));
+        feed.check_size(sizes.clone().chain(checkpoint.sizes()))?;
+        let bytes: u64 = sizes.sum();
         let (room, for_objects) = self.room(fit, &given, &checkpoint)?;
         let objects = checkpoint.objects.iter();
         let objects = objects.map(|(name, bytes)| {
@@ -152,14 +169,18 @@ impl Saver {
             feed,
             kept,
             room: for_objects,
-            on_end,
+            on_end: on_end.take(),
         };
         let job = Job::new(bytes, work);
         if !self.shared.open(&job) {
-            return Err(kvdepot_store::Error::Closed(": so is its saver").into());
+            let closed = || kvdepot_store::Error::Closed(": so is its saver").into();
+            job.fail(closed());
+            return Err(closed());
         }
         let source = missing.into_iter().enumerate();
-        let source = source.map(|(at, piece)| (piece, given.pieces(at).to_vec()));
+        // One without bytes has nothing to be copied, and would be left when all was.
+        let rows = |at| given.pieces(at).iter().filter(|some| !some.is_empty());
+        let source = source.map(|(at, piece)| (piece, rows(at).cloned().collect()));
         let source: VecDeque<_> = source.collect();
         Ok(Snapshot::new(Arc::clone(&self.shared), job, source, room))
     }

@@ -27,6 +27,12 @@ pub(crate) const CHUNK: u64 = 4 << 20;
 /// Bytes of a checksum.
 const SUM: usize = 16;
 
+/// Chunks of a file, at most: 16 TiB, of which the table takes 64 MiB of memory.
+const CHUNKS_MAX: u64 = (64 << 20) / SUM as u64;
+
+/// Why a file is none whose tail does not verify.
+pub(crate) const CHANGED: &str = "what it says of itself has changed";
+
 /// What the head says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
@@ -48,7 +54,7 @@ pub(crate) struct Head {
 
 impl Head {
     /// Bytes of the tail.
-    fn tail_len(&self) -> Option<u64> {
+    pub(crate) fn tail_len(&self) -> Option<u64> {
         self.chunks.checked_mul(SUM as u64)?.checked_add(self.about)
     }
 
@@ -120,7 +126,7 @@ impl Head {
         // A member is named by a byte or more, and its last chunk alone is short. What has a hole
         // says nothing about its length: the table is read into memory.
         let full = tail.saturating_sub(HEAD as u64) / CHUNK;
-        let fits = fits && chunks <= full.saturating_add(about).min(u32::MAX.into());
+        let fits = fits && chunks <= full.saturating_add(about).min(CHUNKS_MAX);
         match fits && chunk == CHUNK as u32 && about <= MANIFEST_MAX && tail >= HEAD as u64 {
             true => Ok(head),
             false if said != len => Err(format!("it has {len} bytes of {said}")),
@@ -139,7 +145,7 @@ pub(crate) fn part(namespace: [u8; 16], key: [u8; 32], chunk: u64) -> PartId {
     PartId {
         namespace,
         key,
-        // No file has more chunks than this counts: 16 PiB.
+        // No file has as many chunks as this counts.
         part: chunk as u32,
         parts: 0,
     }
@@ -171,7 +177,7 @@ pub(crate) fn decode_tail(head: &Head, tail: &[u8]) -> Result<(About, Vec<Checks
     let len = head.tail_len().unwrap_or(u64::MAX) as usize;
     let (tail, zeros) = tail.split_at_checked(len).ok_or("it is cut")?;
     if sum_of(tail) != head.sum || zeros.iter().any(|byte| *byte != 0) {
-        return Err("what it says of itself has changed".to_owned());
+        return Err(CHANGED.to_owned());
     }
     let (about, table) = tail
         .split_at_checked(head.about as usize)
@@ -243,7 +249,7 @@ impl Places {
         };
         let end = self.end.checked_add(bytes).and_then(page_up)?;
         let chunks = self.chunks + bytes.div_ceil(CHUNK);
-        if i64::try_from(end).is_err() || u32::try_from(chunks).is_err() {
+        if i64::try_from(end).is_err() || chunks > CHUNKS_MAX {
             return None;
         }
         (self.end, self.chunks) = (end, chunks);

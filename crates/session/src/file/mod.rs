@@ -24,5 +24,6 @@ pub use mover::{FileMover, FileOptions};
 pub(crate) use read::open_file;
 pub use read::{SessionFile, is_session_file};
 pub use store::{FilesSpec, OpenedFile, SessionFiles, files_of};
+pub(crate) use temporary::replace;
 pub use whole::save_file;
 pub use write::SessionWriter;

@@ -9,6 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kvdepot_media::checksum::Sum;
 use kvdepot_media::file::{File, plain};
 use kvdepot_media::{Buffer, Checksum};
 use kvdepot_store::BlockBuffers;
@@ -17,16 +18,19 @@ use rustix::fs::OFlags;
 use super::about::About;
 use super::checkpoint::id_of;
 use super::cut::{Rest, Slot};
-use super::format::{HEAD, Head, MAGIC, Place, Places, decode_tail, part};
+use super::format::{CHANGED, HEAD, Head, MAGIC, Place, Places, decode_tail, part};
 use super::mover::{FileMover, Flight, Outcomes};
 use super::write::{Room, SessionWriter};
-use crate::error::{Error, io};
+use crate::error::{Error, io, room};
 use crate::index::Id;
 use crate::restore::{Restored, fit};
 use crate::upkeep::Checked;
 
 /// Chunks that are read ahead of whoever takes them one by one.
 const AHEAD: usize = 4;
+
+/// Bytes that are read at a time of what a file says of itself.
+const STEP: u64 = 1 << 20;
 
 /// Chunks that are looked at together.
 const LOOKED: usize = 64;
@@ -69,7 +73,22 @@ impl SessionFile {
             }
         };
         let head = Head::decode(&read(0, HEAD)?, len).map_err(wrong)?;
-        let tail = read(head.tail, head.tail_bytes())?;
+        let step = |at: u64, end: u64| read(at, (end - at).min(STEP) as usize);
+        // Read twice: nothing is kept of it before all of it has verified.
+        let end = head.tail + head.tail_len().unwrap_or_default();
+        let (mut sum, mut at) = (Sum::new(end - head.tail), head.tail);
+        while at < end {
+            let some = step(at, end)?;
+            sum.add(&some);
+            at += some.len() as u64;
+        }
+        if sum.finish() != head.sum {
+            return Err(wrong(CHANGED.to_owned()));
+        }
+        let mut tail = room(head.tail_bytes() as u64, path)?;
+        while head.tail + (tail.len() as u64) < head.len {
+            tail.extend(step(head.tail + tail.len() as u64, head.len)?);
+        }
         let (about, sums) = decode_tail(&head, &tail).map_err(wrong)?;
         let places = Places::of(&about);
         let places = places.ok_or_else(|| wrong("its members are too long".to_owned()))?;

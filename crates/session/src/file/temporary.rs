@@ -178,6 +178,19 @@ impl Drop for Temporary {
     }
 }
 
+/// Has `write` write a file that nobody finds, which becomes `to` once all of it is on the medium.
+/// Nothing is left where that fails, or where its process ends.
+pub(crate) fn replace(
+    to: &Path,
+    write: impl FnOnce(&mut std::fs::File) -> Result<u64, Error>,
+) -> Result<u64, Error> {
+    let (temporary, file) = Temporary::new(Target::of(to)?, false, false)?;
+    let written = write(&mut file.into())?;
+    temporary.sync()?;
+    temporary.publish(true)?;
+    Ok(written)
+}
+
 /// What the system said of a path.
 pub(super) fn named(path: &Path, error: kvdepot_host::Error) -> Error {
     match error {

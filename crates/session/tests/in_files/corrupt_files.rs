@@ -2,11 +2,14 @@
 //! no wrong byte passes for a right one.
 
 use std::fs::OpenOptions;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::parts::{Parts, checkpoint, mover, namespace};
+use kvdepot_media::checksum::digest;
+use kvdepot_session::Error;
 use kvdepot_session::file::{SessionFile, save_file};
 use kvdepot_store::Durability;
+use kvdepot_testkit::child::{self, Child};
 use kvdepot_testkit::rot::{Damage, Patient};
 use kvdepot_testkit::{Rng, rounds};
 
@@ -162,4 +165,63 @@ fn a_file_that_changes_while_it_is_open_does_not_verify() {
     assert_eq!(parts.restore(&file), (64, false));
     patient.truncate(0);
     assert_eq!(parts.restore(&file), (0, false));
+}
+
+/// A file that has nothing but a head, whose lengths are what it says: the rest is a hole.
+fn hollow(path: &Path, about: u64, chunks: u64) {
+    let tail = HEAD;
+    let len = (tail + about + 16 * chunks).next_multiple_of(4096);
+    let mut page = b"kvsessar".to_vec();
+    page.extend(2_u32.to_le_bytes());
+    page.extend((4_u32 << 20).to_le_bytes());
+    for number in [len, tail, about, chunks] {
+        page.extend(number.to_le_bytes());
+    }
+    page.extend([7; 64]);
+    page.resize(HEAD as usize - 16, 0);
+    page.extend(digest(&page).to_le_bytes());
+    std::fs::write(path, page).unwrap();
+    OpenOptions::new()
+        .write(true)
+        .open(path)
+        .unwrap()
+        .set_len(len)
+        .unwrap();
+}
+
+/// The most memory that this process has had, in KiB.
+fn peak() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.unwrap()
+        .trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .unwrap()
+}
+
+#[test]
+fn a_file_with_a_hole_takes_no_memory_whatever_it_claims() {
+    let name = "corrupt_files::a_file_with_a_hole_takes_no_memory_whatever_it_claims";
+    if child::role().is_some() {
+        let home = PathBuf::from(child::value("home"));
+        let mover = mover(false, Durability::Process);
+        let before = peak();
+        for file in ["table.kvs", "about.kvs"] {
+            let refused = SessionFile::open(&mover, &home.join(file));
+            assert!(
+                matches!(refused, Err(Error::Malformed { .. })),
+                "{refused:?}"
+            );
+        }
+        return child::say(&format!("grown {}", peak() - before));
+    }
+    let home = tempfile::tempdir().unwrap();
+    hollow(&home.path().join("table.kvs"), 256 << 20, 256 << 20);
+    hollow(&home.path().join("about.kvs"), 256 << 20, 0);
+    let values = [("home", home.path().to_str().unwrap())];
+    let mut reader = Child::start(name, "reader", &values);
+    let grown = reader.line().unwrap();
+    let grown: u64 = grown.trim_start_matches("grown ").parse().unwrap();
+    assert!(grown < 64 << 10, "{grown} KiB");
 }

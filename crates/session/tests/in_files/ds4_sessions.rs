@@ -89,3 +89,75 @@ fn what_is_no_file_of_ds4_is_refused_and_leaves_nothing() {
     }
     assert!(one.list().is_empty());
 }
+
+#[test]
+fn a_session_that_has_lost_its_trailer_is_no_file() {
+    let home = tempfile::tempdir().unwrap();
+    let one = sessions(home.path());
+    let path = home.path().join("a.kv");
+    files::flash(&path, 600, 1, b"of another engine");
+    let back = home.path().join("back.kv");
+    let refused = |one: &Sessions, id| {
+        let refused = export_ds4(one, id, &back).unwrap_err();
+        assert!(matches!(refused, Error::Malformed { .. }), "{refused}");
+        let left = std::fs::read_dir(home.path()).unwrap().count();
+        assert_eq!(left, 2, "the ds4 file and the tier alone");
+    };
+    // Gone.
+    let id = import_ds4(&one, &path).unwrap().id;
+    let all = one.depot().namespaces().unwrap();
+    let is_objects = |about: &Option<String>| {
+        about
+            .as_deref()
+            .unwrap_or_default()
+            .ends_with("session objects")
+    };
+    let objects = all.iter().find(|one| is_objects(&one.description)).unwrap();
+    let objects = one.depot().namespace_by_id(objects.id);
+    let trailers = objects
+        .blocks()
+        .unwrap()
+        .into_iter()
+        .filter(|(_, len)| *len == 17);
+    let trailers: Vec<_> = trailers.map(|(key, _)| key).collect();
+    assert_eq!(objects.remove(&trailers).unwrap(), 1);
+    refused(&one, id);
+    // Rotten.
+    let id = import_ds4(&one, &path).unwrap().id;
+    assert!(export_ds4(&one, id, &back).is_ok());
+    std::fs::remove_file(&back).unwrap();
+    one.depot().close();
+    let folders = std::fs::read_dir(home.path().join("posix/blocks")).unwrap();
+    let files = folders.flat_map(|folder| std::fs::read_dir(folder.unwrap().path()).unwrap());
+    let mut changed = 0;
+    for file in files.map(|file| file.unwrap().path()) {
+        let mut bytes = std::fs::read(&file).unwrap();
+        if let Some(at) = bytes
+            .windows(17)
+            .position(|some| some == b"of another engine")
+        {
+            bytes[at] ^= 1;
+            std::fs::write(&file, bytes).unwrap();
+            changed += 1;
+        }
+    }
+    assert_eq!(changed, 1);
+    refused(&sessions(home.path()), id);
+}
+
+#[test]
+fn a_file_that_is_written_is_its_users_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let home = tempfile::tempdir().unwrap();
+    let one = sessions(home.path());
+    let path = home.path().join("a.kv");
+    files::flash(&path, 600, 1, b"");
+    let id = import_ds4(&one, &path).unwrap().id;
+    let back = home.path().join("back.kv");
+    // In place of one that others may read.
+    std::fs::write(&back, b"before").unwrap();
+    std::fs::set_permissions(&back, std::fs::Permissions::from_mode(0o644)).unwrap();
+    export_ds4(&one, id, &back).unwrap();
+    let mode = back.metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}

@@ -379,3 +379,65 @@ fn no_two_snapshots_wait_for_the_room_of_each_others_objects() {
     saver.close(LONG).unwrap();
     assert!(is_whole(&sessions, &one) && is_whole(&sessions, &other));
 }
+
+#[test]
+fn buffers_without_bytes_hold_up_no_save() {
+    let home = tempfile::tempdir().unwrap();
+    let sessions = of_files(home.path());
+    let saver = Saver::new(&sessions, ROOM).unwrap();
+    let text = tokens(150, 1);
+    let none = || Buffer::from_vec(Vec::new());
+    let asked = Box::new(|runs: &[std::ops::Range<usize>]| {
+        let mut blocks = BlockBuffers::default();
+        for run in runs {
+            let rows = Buffer::from_vec(rows(&text, run));
+            blocks.push([none(), rows, none(), none()]);
+        }
+        Ok(blocks)
+    });
+    let mut snapshot = saver.begin(checkpoint(&text), NOW, asked, None).unwrap();
+    snapshot.finish(None).unwrap();
+    // All that was copied whole has ended.
+    saver.close(None).unwrap();
+    assert!(snapshot.ticket().progress().is_over && is_whole(&sessions, &text));
+}
+
+#[test]
+fn a_save_that_is_refused_at_its_beginning_is_told() {
+    let home = tempfile::tempdir().unwrap();
+    let sessions = of_files(home.path());
+    let limits = Limits {
+        memory: 8000,
+        pace: None,
+    };
+    let saver = Saver::new(&sessions, limits).unwrap();
+    let text = tokens(150, 1);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let on_end = || -> OnEnd {
+        let told = Arc::clone(&told);
+        Box::new(move |saved, bytes| {
+            told.lock().unwrap().push((saved.is_ok(), bytes));
+        })
+    };
+    let refusals: [&dyn Fn() -> Result<Snapshot, Error>; 5] = [
+        // No tokens, no rows, rows that the engine does not have, no room.
+        &|| begin_with(&saver, &[], NOW, Some(on_end())),
+        &|| {
+            let none = Box::new(|_: &[std::ops::Range<usize>]| Ok(BlockBuffers::default()));
+            saver.begin(checkpoint(&text), NOW, none, Some(on_end()))
+        },
+        &|| {
+            let fails = Box::new(|_: &[std::ops::Range<usize>]| Err(Error::Cancelled));
+            saver.begin(checkpoint(&text), NOW, fails, Some(on_end()))
+        },
+        &|| begin_with(&saver, &text, Fit::Whole(Duration::ZERO), Some(on_end())),
+        &|| {
+            saver.cancel();
+            begin_with(&saver, &text, NOW, Some(on_end()))
+        },
+    ];
+    for (number, refuse) in refusals.iter().enumerate() {
+        assert!(refuse().is_err());
+        assert_eq!(*told.lock().unwrap(), vec![(false, 0); number + 1]);
+    }
+}

@@ -9,6 +9,7 @@ mod background;
 mod crash_kill9;
 mod crash_steps;
 mod histories;
+mod lasting;
 mod meanwhile;
 mod sessions;
 mod streams;

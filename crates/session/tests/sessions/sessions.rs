@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kvdepot_session::{Checkpoint, Error, Reason, Sessions, export, import, import_ds4};
-use kvdepot_store::{BlockBuffers, Buffer};
+use kvdepot_store::{BlockBuffers, Buffer, Key};
 
 use crate::common::*;
 
@@ -284,4 +284,34 @@ fn a_save_that_goes_wrong_leaves_no_session() {
     assert!(none.unwrap_err().to_string().contains("tokens"));
     assert!(sessions.list().is_empty());
     assert!(longest(&sessions, &prompt).is_none());
+}
+
+#[test]
+fn a_session_of_another_version_keeps_what_it_may_name_until_it_is_removed() {
+    let home = tempfile::tempdir().unwrap();
+    let sessions = of_files(home.path());
+    let text = tokens(100, 1);
+    save(&sessions, &text);
+    let all = sessions.depot().namespaces().unwrap();
+    let put = |group: &str, key: u8, bytes: &[u8]| {
+        let of = all.iter().find(|one| {
+            let about = one.description.as_deref().unwrap_or_default();
+            about.ends_with(group)
+        });
+        let space = sessions.depot().namespace_by_id(of.unwrap().id);
+        let block = BlockBuffers::whole([Buffer::from_vec(bytes.to_vec())]);
+        let task = space.put(vec![Key([key; 32])], block).unwrap();
+        assert_eq!(task.wait(None).unwrap(), [true]);
+    };
+    // What a save has left that was killed, or a part of that session.
+    put("session pieces", 8, &[0; 500]);
+    put("session manifests", 9, b"kvsessn\x02 of tomorrow");
+    assert_eq!(sessions.sweep().unwrap(), 0);
+    assert_eq!(sessions.list().len(), 1);
+    let other = sessions.find("0909").unwrap();
+    sessions.remove(other).unwrap();
+    assert!(matches!(sessions.find("0909"), Err(Error::Unknown(_))));
+    assert_eq!(sessions.sweep().unwrap(), 1);
+    let found = longest(&sessions, &text).unwrap();
+    assert_eq!(restore(&sessions, &found), (true, 100));
 }

@@ -69,6 +69,7 @@ impl Local {
         let known = tiers.iter().all(|tier| tier.apart().is_none());
         let learns = known && config.admission == Admission::Learned;
         let learned = learns.then(|| Learned::new(&tiers));
+        let saved = Arc::default();
         let session = new_session();
         let loads = Loads::new(&tiers, config, alarm)?;
         let copier = config.copier()?;
@@ -83,11 +84,12 @@ impl Local {
             gate: Gate::new()?,
             metrics: Metrics::default(),
             overload: config.overload,
-            edges: Edge::all(&tiers, config),
+            edges: Edge::all(&tiers, config, &saved),
             ack: tiers.iter().position(Stage::lasts).unwrap_or(0),
             promote: config.promote,
             learned,
             opened: uses.now(),
+            saved,
             uses,
             prompts: Prompts::default(),
             keys,
@@ -114,6 +116,7 @@ impl Local {
             timeout: config.timeout,
             lookup_timeout: core.is_apart().then_some(config.lookup_timeout),
             groups: true,
+            ack: Some(core.ack),
         };
         let server = serve(&core, &about)?;
         // Its threads have the arenas, and with them their locks.
@@ -380,6 +383,10 @@ impl Verbs for Local {
 
     fn nearest(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<Option<usize>>, Error> {
         self.core.nearest(id, keys)
+    }
+
+    fn acknowledged(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<Option<u64>>, Error> {
+        self.core.acknowledged(id, keys)
     }
 
     fn put(

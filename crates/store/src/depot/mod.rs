@@ -127,6 +127,12 @@ impl Depot {
         self.about().tiers.iter().map(String::as_str).collect()
     }
 
+    /// Position of the nearest tier that acknowledges puts.
+    #[must_use]
+    pub fn acknowledging(&self) -> usize {
+        self.about().ack.unwrap_or(0)
+    }
+
     /// Where the lasting tier is, if there is one.
     #[must_use]
     pub fn path(&self) -> Option<PathBuf> {

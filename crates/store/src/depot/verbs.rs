@@ -37,6 +37,10 @@ pub struct About {
     /// Whether it knows groups.
     #[serde(default)]
     pub groups: bool,
+    /// Position of the nearest tier that acknowledges; `None` of a release that knows no
+    /// [`Verbs::acknowledged`].
+    #[serde(default)]
+    pub ack: Option<usize>,
 }
 
 /// Blocks that are kept and evicted as one until this is dropped.
@@ -88,6 +92,8 @@ pub trait Verbs: Send + Sync {
     fn prefix(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error>;
     /// The position of the nearest tier that has each.
     fn nearest(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<Option<usize>>, Error>;
+    /// The payload bytes of each that is in a tier that acknowledges.
+    fn acknowledged(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<Option<u64>>, Error>;
     fn put(
         &self,
         id: NamespaceId,

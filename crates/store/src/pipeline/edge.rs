@@ -1,10 +1,12 @@
 //! Edges: what is between two neighbouring tiers, and which blocks go over it.
 
+use std::collections::HashSet;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvdepot_arena::{Identity, Key, NamespaceId};
+use parking_lot::RwLock;
 
 use super::budget::Budget;
 use super::spending::{Spending, Spent};
@@ -30,6 +32,29 @@ pub(crate) struct Edge {
     lens: RangeInclusive<u64>,
     spending: Spending,
     declined: AtomicU64,
+    saved: Arc<Saved>,
+}
+
+/// Namespaces whose blocks no admission rule declines.
+#[derive(Default)]
+pub(crate) struct Saved(RwLock<HashSet<NamespaceId>>);
+
+/// Namespaces that are noted, at most: 16 bytes of each.
+const SAVED_MAX: usize = 1 << 16;
+
+impl Saved {
+    /// Notes one.
+    pub(super) fn note(&self, id: NamespaceId) {
+        let mut noted = self.0.write();
+        if noted.len() < SAVED_MAX {
+            noted.insert(id);
+        }
+    }
+
+    /// Whether it is one.
+    pub(super) fn has(&self, id: NamespaceId) -> bool {
+        self.0.read().contains(&id)
+    }
 }
 
 /// Why a block stays in the nearer tier.
@@ -44,7 +69,7 @@ pub(super) enum Stays {
 impl Edge {
     /// Those of a pipeline. The queue's depth is an option of the first; of the others each takes
     /// at most a quarter of its tier.
-    pub(crate) fn all(tiers: &[Stage], config: &Config) -> Vec<Edge> {
+    pub(crate) fn all(tiers: &[Stage], config: &Config, saved: &Arc<Saved>) -> Vec<Edge> {
         let pairs = tiers.iter().zip(tiers.iter().skip(1)).enumerate();
         let edge = |(at, (near, far)): (usize, (&Stage, &Stage))| {
             let depth = match at {
@@ -67,6 +92,7 @@ impl Edge {
                 lens: into.block_min..=into.block_max,
                 spending: Spending::new(into.write_budget_hour, into.write_budget_day),
                 declined: AtomicU64::new(0),
+                saved: Arc::clone(saved),
             }
         };
         pairs.map(edge).collect()
@@ -128,7 +154,8 @@ impl Edge {
     }
 
     fn bars(&self, identity: &Identity, len: u64) -> bool {
-        self.is_first(identity) || !self.lens.contains(&len)
+        let is_barred = self.is_first(identity) || !self.lens.contains(&len);
+        is_barred && !self.saved.has(identity.namespace)
     }
 
     /// Whether a touch of this block is the first one, and not enough.

@@ -9,6 +9,7 @@ use super::two_phase::NoRoom;
 use super::{Core, Edge, Pin, Reservation};
 use crate::devices::DeviceStats;
 use crate::metrics::Stats;
+use crate::namespace::is_saved;
 use crate::placement::Holder;
 use crate::tier::Stage;
 
@@ -162,6 +163,9 @@ impl Core {
         let _pass = self.gate.enter()?;
         if let Some(keys) = &self.keys {
             keys.name(id, salt)?;
+        }
+        if is_saved(description) {
+            self.saved.note(id);
         }
         self.tiers
             .iter()

@@ -44,7 +44,7 @@ pub(crate) use admission::Learned;
 pub(crate) use background::Background;
 pub use caller::{Caller, Errand, Lanes, MovesDone};
 pub use drain::Drained;
-pub(crate) use edge::Edge;
+pub(crate) use edge::{Edge, Saved};
 pub(crate) use evictor::{Bell, Evictor};
 pub use get::{GetOptions, plan};
 pub use grouped::Grouped;
@@ -89,6 +89,8 @@ pub struct Core {
     pub(crate) promote: bool,
     /// What is known of the blocks that pass by; `None` where everything is stored.
     pub(crate) learned: Option<Learned>,
+    /// Namespaces that are stored whatever is known.
+    pub(crate) saved: Arc<Saved>,
     pub(crate) uses: Uses,
     /// Later than all uses before the depot was opened.
     pub(crate) opened: u64,

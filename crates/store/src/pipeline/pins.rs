@@ -115,6 +115,49 @@ impl Core {
         Ok(pins)
     }
 
+    /// Returns the payload bytes of each block that a tier has which acknowledges puts.
+    pub fn acknowledged(
+        self: &Arc<Core>,
+        namespace: NamespaceId,
+        keys: &[Key],
+    ) -> Result<Vec<Option<u64>>, Error> {
+        let _pass = self.gate.enter()?;
+        let stamps = self.uses.asked();
+        let mut lens: Vec<Option<u64>> = vec![None; keys.len()];
+        for (tier, here) in self.tiers.iter().enumerate().skip(self.ack) {
+            if !self.takes_puts(tier) {
+                continue;
+            }
+            let mut places = Vec::new();
+            let mut found: Vec<bool> = lens.iter().map(Option::is_some).collect();
+            match here {
+                Stage::Here(arenas) => {
+                    let stamp = |index| stamps.of(index);
+                    arenas.pin(namespace, keys, &mut found, stamp, |index, place| {
+                        places.push((index, place));
+                    });
+                }
+                // Not by a probe, which believes for a while what others may have removed since.
+                Stage::Apart(apart) => {
+                    let missing: Vec<usize> = (0..keys.len()).filter(|at| !found[*at]).collect();
+                    let asked: Vec<Key> = missing.iter().map(|at| keys[*at]).collect();
+                    if !asked.is_empty() {
+                        let pinned = apart.pin(namespace, &asked).wait().unwrap_or_default();
+                        let each = missing.into_iter().zip(pinned);
+                        places.extend(each.filter_map(|(at, place)| Some((at, place?))));
+                    }
+                }
+            }
+            let mut pinned = Vec::with_capacity(places.len());
+            open(here, places, |index, place, parts| {
+                lens[index] = Some(parts.iter().map(|part| part.len).sum());
+                pinned.push(place);
+            });
+            here.unpin(pinned.iter());
+        }
+        Ok(lens)
+    }
+
     /// Ends pins. `served` blocks of a far tier are promoted: their bytes have just been read.
     pub fn unpin(&self, pins: &[Pin], served: bool) {
         if self.gate.forked() {

@@ -56,7 +56,9 @@ impl Core {
         let mut stamps = behind.unwrap_or_else(|| self.uses.call(there));
         if let Some(key) = keys.get(there) {
             let key = *key;
-            if self.prompts.get(&Identity { namespace, key }).is_some() {
+            let is_again = self.prompts.get(&Identity { namespace, key }).is_some();
+            // What is saved on purpose displaces others at once.
+            if is_again || self.saved.has(namespace) {
                 stamps = stamps.again();
             }
         }

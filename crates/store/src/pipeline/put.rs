@@ -368,7 +368,7 @@ impl Put {
     /// Those that are to be stored; the others are settled.
     fn decline(&self, indices: Vec<usize>, routes: &mut Routes) -> Vec<usize> {
         let core = &self.core;
-        if core.learned.is_none() {
+        if core.learned.is_none() || core.saved.has(self.namespace) {
             return indices;
         }
         let keys: Vec<Key> = indices.iter().map(|at| self.keys[*at]).collect();

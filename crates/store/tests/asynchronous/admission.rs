@@ -1,7 +1,7 @@
 //! `admission: learned`: what is not stored, or not brought near, where others would have to go.
 
 use crate::common::{PATIENCE, Place, get, key, keys, namespace, pin_all, put, start_put};
-use kvdepot_store::{Key, Namespace, Outcome};
+use kvdepot_store::{Key, Namespace, NamespaceSpec, Outcome, SAVED};
 
 #[test]
 fn what_left_unread_is_not_stored_again_before_somebody_asks_and_free_room_is_always_used() {
@@ -77,6 +77,29 @@ fn what_left_unread_is_not_stored_again_before_somebody_asks_and_free_room_is_al
     assert!(all(&there));
     let around = [&[60][..], &there, &[61]].concat();
     assert!(all(&around));
+    depot.close();
+}
+
+#[test]
+fn what_is_saved_on_purpose_is_stored_again_whatever_left_unread() {
+    let place = Place::new("Dax", "", "1MiB").with("", "admission", "learned");
+    let depot = place.open();
+    let spec = |group: String| NamespaceSpec {
+        model: "m".into(),
+        dtype: "f16".into(),
+        block_tokens: 16,
+        group: Some(group),
+        ..NamespaceSpec::default()
+    };
+    let blocks = depot.stats().tiers[0].capacity_bytes / 4096;
+    for (group, stores) in [(format!("{SAVED}x"), true), ("x".to_owned(), false)] {
+        let ns = depot.namespace(&spec(group)).unwrap();
+        for from in [0, 500] {
+            let numbers: Vec<u64> = (from..from + blocks).collect();
+            assert!(put(&ns, &numbers, 4096).iter().all(|stored| *stored));
+        }
+        assert_eq!(put(&ns, &[0, 1, 2], 4096), [stores; 3]);
+    }
     depot.close();
 }
 

@@ -74,6 +74,34 @@ fn outcomes(ns: &Namespace, numbers: &[u64]) -> Vec<Outcome> {
 }
 
 #[test]
+fn what_a_nearer_tier_has_is_not_acknowledged_before_it_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open(dir.path(), "Cache|Files", &["Files"], json!({}));
+    let ns = namespace(&depot);
+    let acknowledged = || ns.acknowledged(&keys([1])).unwrap()[0];
+    assert_eq!(outcomes(&ns, &[1]), [Outcome::Declined]);
+    assert_eq!(
+        (ns.contains(&keys([1])).unwrap()[0], acknowledged()),
+        (true, None)
+    );
+    // The lookup was its second touch.
+    assert!(depot.drain(PATIENCE));
+    assert_eq!(acknowledged(), Some(LEN as u64));
+    // What others have removed since is written again, though it is near.
+    let name = format!("{}-{}", ns.id(), key(1));
+    std::fs::remove_file(dir.path().join("Files").join(name)).unwrap();
+    assert_eq!(
+        (ns.contains(&keys([1])).unwrap()[0], acknowledged()),
+        (true, None)
+    );
+    assert_eq!(
+        (outcomes(&ns, &[1]), acknowledged()),
+        (vec![Outcome::Done], Some(LEN as u64))
+    );
+    depot.close();
+}
+
+#[test]
 fn what_is_put_twice_goes_on_and_what_was_put_once_stays_near() {
     let dir = tempfile::tempdir().unwrap();
     let depot = open(dir.path(), "Cache|Files", &["Files"], json!({}));

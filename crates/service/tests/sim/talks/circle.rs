@@ -267,6 +267,13 @@ impl Circle {
         }
     }
 
+    /// A block's file goes; whether there is one.
+    pub fn evict(&self, which: usize) -> bool {
+        let blocks = files(&self.file("posix/blocks"));
+        let one = blocks.get(which % blocks.len().max(1));
+        one.is_some_and(|path| fs::remove_file(path).is_ok())
+    }
+
     /// A bit of a block turns over; whether there is one.
     pub fn rot(&self, which: usize, at: usize) -> bool {
         let blocks = files(&self.file("posix/blocks"));

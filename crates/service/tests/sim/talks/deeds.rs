@@ -34,6 +34,14 @@ impl Circle {
                 }
                 Ok(())
             }
+            Deed::Evict { which } => {
+                if self.evict(usize::from(*which)) {
+                    self.tally.fault("eviction of a part");
+                    // What is acknowledged from now on is there all the same.
+                    self.forget();
+                }
+                Ok(())
+            }
             Deed::Disk { kib } => {
                 let full = kib.filter(|kib| crate::disk::leave(Some(u64::from(*kib) << 10)));
                 match full {

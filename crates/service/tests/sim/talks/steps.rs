@@ -78,6 +78,8 @@ pub enum Deed {
     },
     /// A bit of something that is stored turns over.
     Rot { which: u16, at: u16 },
+    /// The tier that acknowledges loses a block, as for want of room, whatever nearer ones have.
+    Evict { which: u16 },
     /// The file system is left with so many KiB; `None` makes room for everything again.
     Disk { kib: Option<u8> },
     /// One of the talkers, or the owner, is closed and opened again.
@@ -141,6 +143,9 @@ fn deed(rng: &mut Rng, calm: u64, rots: bool) -> Deed {
         0 if rots => Deed::Rot {
             which: rng.bits() as u16,
             at: rng.bits() as u16,
+        },
+        3 => Deed::Evict {
+            which: rng.bits() as u16,
         },
         1 => Deed::Disk {
             kib: (!rng.once_in(3)).then(|| *rng.pick(&[0, 4, 20])),
