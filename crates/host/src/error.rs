@@ -123,3 +123,12 @@ impl Error {
         }
     }
 }
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> io::Error {
+        match error {
+            Error::Os { source, .. } => source,
+            other => io::Error::other(other),
+        }
+    }
+}

@@ -3,11 +3,12 @@
 //! After `fork` the child has a duplicate of every descriptor, and each duplicate would keep a lock
 //! alive after the death of the parent that holds it. So descriptors that carry locks are kept as
 //! [`LockFd`], and a handler that the C library runs in the child closes the child's duplicates at
-//! once; that leaves the parent's locks as they are. The handler also moves the process's
+//! once; that leaves the parent's locks as they are. Sockets are kept as [`Unshared`], for whoever is
+//! at their other end. The handler also moves the process's
 //! [`epoch`] on, by which everything that was opened before can refuse to work in the child.
 //!
 //! The handler runs where another thread may have been stopped half-way through anything: it uses
-//! nothing but atomic integers and `close`. Nor does anything that runs before the fork wait for a
+//! nothing but atomic integers and system calls. Nor does anything that runs before the fork wait for a
 //! lock. That leaves two races, because another thread may open and close while one forks, and
 //! because the kernel copies the descriptors at another moment than the memory:
 //!
@@ -20,6 +21,8 @@
 //! Not covered, because the C library's handlers do not run there: a bare `clone` system call, and
 //! the short time between `posix_spawn` (or `vfork`) and its `exec`, which closes the descriptors.
 
+mod sockets;
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::SeqCst};
@@ -30,6 +33,7 @@ use rustix::io::{DupFlags, Errno, FdFlags};
 
 use super::{Error, Result};
 use crate::lock::{self, Kind};
+pub use sockets::Unshared;
 
 /// Most lock descriptors of a process: a process opens one or two for each of its arenas, and the
 /// handler looks at every slot.
@@ -67,6 +71,7 @@ extern "C" fn after_fork_in_child() {
             unsafe { libc::close(fd) };
         }
     }
+    sockets::leave_in_child();
     EPOCH.fetch_add(1, SeqCst);
     // Forks that other threads of the parent were in the middle of are none of this process.
     FORKS_ENDED.store(FORKS_BEGUN.load(SeqCst), SeqCst);
@@ -96,7 +101,7 @@ pub fn install() -> Result<()> {
         Some(before_fork as Handler),
         Some(after_fork_in_parent as Handler),
     );
-    // SAFETY: they use atomics and `close`, and do not unwind.
+    // SAFETY: they use atomics and system calls, and do not unwind.
     unsafe { at_fork(before, in_parent, after_fork_in_child) }?;
     INSTALLED.store(true, SeqCst);
     Ok(())

@@ -30,6 +30,7 @@ mod condvar;
 pub mod cpu;
 pub mod dir;
 pub mod dirs;
+mod each_minute;
 mod error;
 pub mod event;
 pub mod fds;
@@ -41,4 +42,5 @@ pub mod peer;
 pub mod socket;
 
 pub use condvar::{Condvar, Waited};
+pub use each_minute::EachMinute;
 pub use error::{Error, Result};

@@ -25,6 +25,15 @@ pub fn memory_allowed() -> Result<u64> {
     Limits::of_host().memory()
 }
 
+/// Most descriptors that this process may have open now.
+#[must_use]
+pub fn descriptors() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.map_or(usize::MAX, |most| {
+        usize::try_from(most).unwrap_or(usize::MAX)
+    })
+}
+
 /// How many processors' worth of time threads that may run anywhere (see
 /// [`cpu::reset_affinity`]) can use: the control group's set, or less where it has a quota
 /// (rounded up). At least 1.

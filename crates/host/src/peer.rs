@@ -36,7 +36,7 @@ pub struct Credentials {
 ///
 /// [`Error::ForeignPeer`] when the peer has no process number here, [`Error::Os`] when the socket
 /// is not connected.
-pub fn credentials(socket: &UnixStream) -> Result<Credentials> {
+pub fn credentials(socket: impl AsFd) -> Result<Credentials> {
     let mut raw = libc::ucred {
         pid: 0,
         uid: 0,
@@ -45,7 +45,7 @@ pub fn credentials(socket: &UnixStream) -> Result<Credentials> {
     // rustix's wrapper has a process number that cannot be zero; for a peer outside this namespace
     // the kernel answers zero.
     // SAFETY: `ucred` is three plain integers, valid for any bytes.
-    unsafe { socket_option(socket, libc::SO_PEERCRED, &mut raw) }?;
+    unsafe { socket_option(socket.as_fd(), libc::SO_PEERCRED, &mut raw) }?;
     match u32::try_from(raw.pid) {
         Ok(pid) if pid != 0 => Ok(Credentials {
             pid,
@@ -61,7 +61,7 @@ pub fn credentials(socket: &UnixStream) -> Result<Credentials> {
 /// # Safety
 ///
 /// Every pattern of bytes must be a valid `T`.
-unsafe fn socket_option<T>(socket: &UnixStream, option: i32, value: &mut T) -> Result<()> {
+unsafe fn socket_option<T>(socket: BorrowedFd<'_>, option: i32, value: &mut T) -> Result<()> {
     let size = libc::socklen_t::try_from(size_of::<T>()).unwrap_or(0);
     let mut len = size;
     // SAFETY: the socket is open while borrowed; the kernel writes at most `len` bytes into
@@ -186,7 +186,7 @@ impl Process {
         let pid = credentials(socket)?.pid;
         let mut raw: libc::c_int = -1;
         // SAFETY: an integer is valid for any bytes.
-        match unsafe { socket_option(socket, libc::SO_PEERPIDFD, &mut raw) } {
+        match unsafe { socket_option(socket.as_fd(), libc::SO_PEERPIDFD, &mut raw) } {
             Ok(()) => {
                 // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
                 let pidfd = unsafe { OwnedFd::from_raw_fd(raw) };
@@ -306,8 +306,8 @@ pub fn wait_any(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<Vec
 /// # Errors
 ///
 /// [`Error::Os`] when the system is out of memory.
-pub fn is_connected(socket: &UnixStream) -> Result<bool> {
-    let mut polled = [PollFd::new(socket, PollFlags::RDHUP)];
+pub fn is_connected(socket: impl AsFd) -> Result<bool> {
+    let mut polled = [PollFd::new(&socket, PollFlags::RDHUP)];
     let now = Timespec::default();
     loop {
         match rustix::event::poll(&mut polled, Some(&now)) {

@@ -13,22 +13,29 @@ use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+
+use crate::fork::Unshared;
+
 /// Longest wait for the directory's lock, which is held for system calls only. Whoever holds it
 /// longer is stopped; two that start at once may then remove each other's sockets, but nobody
 /// waits for ever.
 const LOCK_MAX: Duration = Duration::from_secs(2);
 
+/// Connections that may wait to be accepted; the system has a bound of its own.
+const BACKLOG: i32 = 4096;
+
 /// Pause between two attempts at that lock.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The path of a socket that this process has bound. The socket is open as long as this is, so
+/// The path of a socket that this process has bound, and no child of it keeps. The socket is open as long as this is, so
 /// that nobody takes it for one that was left behind, nor its inode's number.
 #[derive(Debug)]
 pub struct Bound {
     path: PathBuf,
     /// Device and inode: another socket may be there by now.
     identity: Option<(u64, u64)>,
-    _socket: UnixListener,
+    _socket: Unshared<UnixListener>,
 }
 
 /// Listens at a path with these permissions. A socket that nobody listens at any more is replaced.
@@ -37,16 +44,24 @@ pub struct Bound {
 ///
 /// [`ErrorKind::AddrInUse`] when somebody listens there already, or something else lies there;
 /// what the system says otherwise.
-pub fn listen(path: &Path, mode: u32) -> io::Result<(UnixListener, Bound)> {
+pub fn listen(path: &Path, mode: u32) -> io::Result<(Unshared<UnixListener>, Bound)> {
     let _lock = lock_directory_of(path);
     if is_deserted(path) {
         fs::remove_file(path)?;
     }
-    let listener = UnixListener::bind(path)?;
+    // Bound once no child has it: to bind it again would not do.
+    let socket = Unshared::open(|| {
+        let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
+        let socket = socket_with(family, SocketType::STREAM, flags, None);
+        socket.map_err(io::Error::from)
+    })?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    let listener = socket.map(UnixListener::from);
     let bound = Bound {
         path: path.to_owned(),
         identity: identity(path),
-        _socket: listener.try_clone()?,
+        _socket: Unshared::open(|| listener.try_clone())?,
     };
     match fs::set_permissions(path, fs::Permissions::from_mode(mode)) {
         Ok(()) => Ok((listener, bound)),
@@ -204,7 +219,7 @@ mod tests {
                 start.wait();
                 listen(&path, 0o600).ok()
             };
-            let won: Vec<(UnixListener, Bound)> = std::thread::scope(|scope| {
+            let won: Vec<(Unshared<UnixListener>, Bound)> = std::thread::scope(|scope| {
                 let threads: Vec<_> = (0..4).map(|_| scope.spawn(listen)).collect();
                 let each = threads.into_iter().map(|thread| thread.join().unwrap());
                 each.flatten().collect()

@@ -12,7 +12,8 @@
 mod players;
 
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +21,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kvdepot_host::Error;
-use kvdepot_host::fork::{self, LOCK_FDS_MAX, LockFd};
+use kvdepot_host::fork::{self, LOCK_FDS_MAX, LockFd, Unshared};
 use kvdepot_host::lock::{self, Kind};
 use kvdepot_host::peer::Process;
 use players::{PATIENCE, Player, linger, medium, open, open_lock_fd, say};
@@ -35,6 +36,7 @@ fn play() {
         "fork with LockFd" => play_fork_with_lock_fd(&argument),
         "fork with plain descriptor" => play_fork_with_plain_descriptor(&argument),
         "check child" => play_check_child(&argument),
+        "check socket" => play_check_socket(&argument),
         "storm" => play_storm(&argument),
         "fill registry" => play_fill_registry(&argument),
         other => panic!("no such part: {other}"),
@@ -181,6 +183,47 @@ fn in_a_forked_child_a_lock_descriptor_is_closed_and_refuses() {
     let (_dir, path) = medium();
     let mut player = Player::start("check child", &path);
     assert_eq!(player.hear(), "exit status: 0");
+    assert!(player.finish());
+}
+
+fn play_check_socket(_: &Path) {
+    let mut ends = None;
+    let mine = Unshared::open(|| {
+        let (mine, other) = UnixStream::pair()?;
+        ends = Some(other);
+        Ok::<_, io::Error>(mine)
+    });
+    let (mut mine, mut other) = (mine.ok(), ends.unwrap());
+    let number = mine.as_ref().unwrap().as_fd().as_raw_fd();
+    let (mut runs, mut says) = io::pipe().unwrap();
+    let pid = fork_into(|| {
+        // The number is taken, by something else than the socket, and closed with its owner.
+        let is_socket = mine.as_ref().unwrap().local_addr().is_ok();
+        // SAFETY: asks about a number.
+        let is_open = |number| unsafe { libc::fcntl(number, libc::F_GETFD) } != -1;
+        let was_open = is_open(number);
+        drop(mine.take());
+        let fine = !is_socket && was_open && !is_open(number);
+        drop(says.write_all(&[u8::from(fine)]));
+        sleep_for_ever()
+    });
+    let mut fine = [0];
+    runs.read_exact(&mut fine).unwrap();
+    other.write_all(&[1]).unwrap();
+    (&**mine.as_ref().unwrap()).read_exact(&mut [0]).unwrap();
+    drop(mine);
+    // It ends although the child lives.
+    let ended = other.read(&mut [0]).unwrap() == 0;
+    kill(pid);
+    reap(pid);
+    say(fine == [1] && ended);
+}
+
+#[test]
+fn a_forked_child_keeps_no_socket_of_its_parents() {
+    let (_dir, path) = medium();
+    let mut player = Player::start("check socket", &path);
+    assert_eq!(player.hear(), "true");
     assert!(player.finish());
 }
 

@@ -24,6 +24,11 @@ fn play(role: &str) {
             child::say("open");
             child::sleep_until_killed();
         }
+        "forks" => {
+            let _depot = kvdepot_service::open(&config_of(&child::value("spec"))).unwrap();
+            child::say(&fork_a_sleeper().to_string());
+            child::sleep_until_killed();
+        }
         _ => {
             let _mover = Mover::attach(child::value("socket").as_ref(), Some(1), true).unwrap();
             child::say("attached");
@@ -83,6 +88,23 @@ fn a_stopped_worker_of_the_last_owner_is_named() {
     worker.kill();
     assert_eq!(pending.wait(Some(PATIENCE)).unwrap(), [true]);
     assert!(orphans().is_empty() && inspection.orphans().is_empty());
+}
+
+#[test]
+fn an_owner_that_has_forked_leaves_its_socket_to_the_next() {
+    const TEST: &str = "an_owner_that_has_forked_leaves_its_socket_to_the_next";
+    if let Some(role) = child::role() {
+        return play(&role);
+    }
+    let place = Place::new("Cache|Dax", "1MiB", "4MiB");
+    let mut owner = Child::start(TEST, "forks", &[("spec", &place.spec())]);
+    let child: libc::pid_t = owner.line().unwrap().parse().unwrap();
+    owner.kill();
+    let next = kvdepot_service::open(&place.config());
+    // SAFETY: ends a process that this test has had forked, and that nobody has waited for.
+    let alive = unsafe { libc::kill(child, libc::SIGKILL) } == 0;
+    assert!(alive, "proves nothing");
+    assert!(next.is_ok(), "{:?}", next.err());
 }
 
 #[test]

@@ -1,12 +1,15 @@
 //! What an engine is told.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::Error;
 use crate::peer::Summed;
 use crate::task::Priority;
 use crate::tls::Tls;
+
+/// What a longer time of a batch is cut to.
+const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 
 /// How an engine works.
 #[derive(Clone, Debug)]
@@ -154,10 +157,17 @@ impl Config {
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "made from its default")]
 pub struct Options {
-    /// When it is over at the latest. What is not done then has failed.
+    /// When it is over at the latest, and no more than an hour. What is not done then has failed.
     pub timeout: Duration,
     /// What goes first where there is more than goes at once.
     pub priority: Priority,
+}
+
+impl Options {
+    /// When a batch that begins now is over.
+    pub(crate) fn deadline(&self, now: Instant) -> Instant {
+        now + self.timeout.min(TIMEOUT_MAX)
+    }
 }
 
 impl Default for Options {
@@ -166,5 +176,25 @@ impl Default for Options {
             timeout: Duration::from_secs(30),
             priority: Priority::Normal,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_beyond_an_hour_is_an_hour() {
+        let now = Instant::now();
+        let lasts = |timeout| {
+            let options = Options {
+                timeout,
+                ..Options::default()
+            };
+            options.deadline(now) - now
+        };
+        assert_eq!(lasts(Duration::from_secs(30)), Duration::from_secs(30));
+        assert_eq!(lasts(Duration::from_secs(7200)), TIMEOUT_MAX);
+        assert_eq!(lasts(Duration::MAX), TIMEOUT_MAX);
     }
 }

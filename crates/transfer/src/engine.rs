@@ -1,6 +1,5 @@
 //! One process's part in moving bytes: what it registers, publishes, opens and submits.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,7 +8,6 @@ use std::time::{Duration, Instant};
 use kvdepot_host::fork::Origin;
 use kvdepot_media::Buffer;
 use kvdepot_plan::Limits;
-use parking_lot::Mutex;
 
 use crate::batch::{Plan, Request, submit};
 use crate::config::{Config, Options};
@@ -17,13 +15,13 @@ use crate::error::{Error, Fault};
 use crate::grant::{Grant, Names, Rights};
 use crate::local::{Door, Lends, Movers, Neighbours};
 use crate::memory::{Memory, Region};
-use crate::peer::{Core, Dialer, Peer, Shake, random};
+use crate::peer::{Core, Dialer, Peer, Peers, Shake, random};
 use crate::rdma::Fabric;
 use crate::remote::{Lender, Remote};
 use crate::serve::{Answers, Lent, Server, Terms};
 use crate::task::{Progress, Task, Then, begin};
 use crate::tls::Secured;
-use crate::watch::Watch;
+use crate::watch::{Found, Watch};
 use crate::wire::{BYTES_MAX, Bytes, Key, Verb};
 
 /// Most requests of a batch.
@@ -40,15 +38,10 @@ pub struct Engine {
     server: Option<Server>,
     door: Option<Door>,
     movers: Arc<Movers>,
-    neighbours: Neighbours,
+    neighbours: Arc<Neighbours>,
     fabric: Option<Arc<Fabric>>,
     secured: Option<Arc<Secured>>,
-    peers: Arc<Mutex<HashMap<SocketAddr, Arc<Peer>>>>,
-    /// Lanes of peers that were forgotten with writes that nobody has answered.
-    fenced: Mutex<HashMap<SocketAddr, Vec<usize>>>,
-    /// The first lane of each address, also of those that were forgotten. Under the lock of the
-    /// peers.
-    first_lanes: Mutex<HashMap<SocketAddr, u32>>,
+    peers: Arc<Peers>,
     watch: Watch,
     origin: Origin,
     is_closed: AtomicBool,
@@ -74,7 +67,7 @@ pub struct Stats {
     pub peers: u64,
     /// Connections that others have to it.
     pub connections: u64,
-    /// Connections that were not greeted: another token, too many, or no engine.
+    /// Connections that were not greeted: silent, another token, too many, or no engine.
     pub refused_greetings: u64,
     /// Slices, names and calls that were refused.
     pub refused_grants: u64,
@@ -100,22 +93,34 @@ impl Engine {
         let origin = Origin::here()
             .map_err(std::io::Error::other)
             .map_err(Error::io("start"))?;
-        let secured = config.tls.as_ref().map(|tls| Secured::read(tls, origin));
+        let secured = config.tls.as_ref().map(Secured::read);
         let secured = secured.transpose()?.map(Arc::new);
         let names = Arc::new(Names::default());
-        let peers: Arc<Mutex<HashMap<SocketAddr, Arc<Peer>>>> = Arc::default();
+        let peers: Arc<Peers> = Arc::default();
         let fabric = Fabric::open(config.devices()).map_err(|error| {
             Error::input("rdma", error, "RDMA devices that can be used, or none")
         })?;
         let fabric = fabric.map(Arc::new);
         let movers = Arc::new(Movers::new(config.streams));
+        let neighbours = Arc::<Neighbours>::default();
         let (watched, near) = (Arc::clone(&peers), Arc::clone(&movers));
-        let look = move |now| {
-            let peers: Vec<Arc<Peer>> = watched.lock().values().cloned().collect();
+        let lenders = Arc::clone(&neighbours);
+        let look = move |now, kept| {
+            let peers = watched.all();
             near.cancel(|flight| flight.is_late(now));
             // Each of them, whatever the others say.
-            let busy = peers.iter().filter(|peer| peer.expire(now));
-            busy.count() > 0 || !near.is_idle()
+            let busy = peers.iter().filter(|peer| peer.expire(now)).count();
+            let mut is_known = !peers.is_empty();
+            drop(peers);
+            if kept {
+                watched.let_go(now);
+                is_known |= lenders.let_go();
+            }
+            match busy > 0 || !near.is_idle() {
+                true => Found::Busy,
+                false if is_known => Found::Kept,
+                false => Found::Nothing,
+            }
         };
         let watch = Watch::start(look).map_err(Error::io("start a thread"))?;
         let mut engine = Engine {
@@ -126,12 +131,10 @@ impl Engine {
             server: None,
             door: None,
             movers,
-            neighbours: Neighbours::default(),
+            neighbours,
             fabric: fabric.clone(),
             secured,
             peers,
-            fenced: Mutex::default(),
-            first_lanes: Mutex::default(),
             watch,
             origin,
             is_closed: AtomicBool::new(false),
@@ -243,7 +246,7 @@ impl Engine {
     pub fn open(&self, peer: SocketAddr, name: &[u8]) -> Result<Remote, Error> {
         self.check()?;
         let fabric = self.fabric.as_ref().map(|fabric| (fabric, &self.memory));
-        let neighbours = Some(&self.neighbours).filter(|_| self.config.is_neighbourly());
+        let neighbours = Some(&*self.neighbours).filter(|_| self.config.is_neighbourly());
         Remote::open(
             &self.peer(peer)?,
             name,
@@ -278,6 +281,7 @@ impl Engine {
             ));
         }
         let peer = self.peer(peer)?;
+        peer.note_call();
         let most = Bytes::Upto(BYTES_MAX);
         let (granted, answer) = peer.ask(Verb::Call, call, most, within)?;
         let target = granted.target;
@@ -323,45 +327,25 @@ impl Engine {
     }
 
     fn peer(&self, address: SocketAddr) -> Result<Arc<Peer>, Error> {
-        let mut peers = self.peers.lock();
-        if let Some(peer) = peers.get(&address) {
-            return Ok(Arc::clone(peer));
-        }
-        self.check()?;
-        let dialer = Dialer {
-            address,
-            shake: self.shake(),
-        };
-        let (window, retries) = (self.config.window, self.config.retries);
-        let limits = (window, retries);
-        let core = Core::new(dialer, self.origin, limits, self.config.summed());
-        // Two addresses may lead to one target, where lanes of one number take each other's place.
-        let mut known = self.first_lanes.lock();
-        let next = (known.len() * self.config.streams) as u32;
-        let first = *known.entry(address).or_insert(next);
-        let mut fenced = self.fenced.lock();
-        let behind = fenced.get(&address).map_or(&[][..], Vec::as_slice);
-        let lanes = (first, self.config.streams);
-        let peer = Arc::new(Peer::new(core, lanes, behind)?);
-        fenced.remove(&address);
-        peers.insert(address, Arc::clone(&peer));
-        Ok(peer)
+        let config = &self.config;
+        self.peers.find(address, config.streams, |first, fenced| {
+            self.check()?;
+            let dialer = Dialer {
+                address,
+                shake: self.shake(),
+            };
+            let limits = (config.window, config.retries);
+            let core = Core::new(dialer, self.origin, limits, config.summed());
+            // It is looked at from now on, also without a task.
+            self.watch.begin();
+            Ok(Peer::new(core, (first, config.streams), fenced))
+        })
     }
 
     /// Forgets a peer: what is under way for it fails, and its connections end.
     pub fn forget(&self, peer: SocketAddr) {
-        if !self.origin.is_here() {
-            return;
-        }
-        let Some(known) = self.peers.lock().get(&peer).cloned() else {
-            return;
-        };
-        known.close();
-        let mut peers = self.peers.lock();
-        if peers.get(&peer).is_some_and(|one| Arc::ptr_eq(one, &known)) {
-            peers.remove(&peer);
-            // Whoever meets it again ends what was written to it before.
-            self.fenced.lock().insert(peer, known.fenced());
+        if self.origin.is_here() {
+            self.peers.forget(peer);
         }
     }
 
@@ -430,10 +414,7 @@ impl Engine {
         if count > REQUESTS_MAX {
             return Err(Error::input("requests", count, "at most 1000000"));
         }
-        // A time beyond the clock's range is an hour: it is looked at again and again.
-        let now = Instant::now();
-        let hour = now + Duration::from_secs(3600);
-        let deadline = now.checked_add(options.timeout).unwrap_or(hour);
+        let deadline = options.deadline(Instant::now());
         let (join, task) = begin(Progress::new(count, deadline, options.priority), then);
         self.watch.begin();
         let limits = Limits {
@@ -475,7 +456,7 @@ impl Engine {
             return;
         }
         task.progress.end(Fault::Cancelled);
-        let peers: Vec<Arc<Peer>> = self.peers.lock().values().cloned().collect();
+        let peers = self.peers.all();
         // A slice that was between two queues is found when it comes to rest.
         while !task.wait(Some(Duration::ZERO)) {
             self.movers.cancel(|flight| flight.is_of(&task.progress));
@@ -487,15 +468,15 @@ impl Engine {
     /// What it has done so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let peers = self.peers.lock();
+        let peers = self.peers.all();
         let mut stats = Stats {
             requests: self.requests.load(Ordering::Relaxed),
             bytes: self.bytes.load(Ordering::Relaxed),
-            frames: peers.values().map(|peer| peer.sent()).sum(),
+            frames: peers.iter().map(|peer| peer.sent()).sum(),
             peers: peers.len() as u64,
             ..Stats::default()
         };
-        for (posts, work_requests) in peers.values().map(|peer| peer.posted()) {
+        for (posts, work_requests) in peers.iter().map(|peer| peer.posted()) {
             stats.posts += posts;
             stats.work_requests += work_requests;
         }
@@ -515,7 +496,7 @@ impl Engine {
         if !self.origin.is_here() || self.is_closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        let peers: Vec<Arc<Peer>> = self.peers.lock().drain().map(|(_, peer)| peer).collect();
+        let peers = self.peers.drain();
         peers.iter().for_each(|peer| peer.close());
         self.movers.close();
         self.neighbours.close();

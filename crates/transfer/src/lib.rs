@@ -13,6 +13,7 @@
     reason = "bytes go between sockets and memory that others may change meanwhile"
 )]
 
+mod arrivals;
 mod batch;
 mod config;
 mod engine;

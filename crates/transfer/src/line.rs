@@ -3,14 +3,14 @@
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdepot_host::fork::Origin;
+use kvdepot_host::fork::Unshared;
 use rustix::net::{Shutdown, sockopt};
 
-use crate::tls::{Ended, Failure, Secured};
+use crate::arrivals::Way;
+use crate::tls::{Ended, Failure, Secured, Talk};
 
 /// Pause after which a silent connection is asked whether its peer is there, between two such
 /// questions, and how many go unanswered before it ends: half a minute in all, less than it takes
@@ -19,15 +19,10 @@ const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(10), Duration:
 
 /// A connection.
 pub(crate) struct Line {
-    socket: OwnedFd,
+    socket: Unshared<OwnedFd>,
     peer: SocketAddr,
-    cover: Option<Cover>,
-}
-
-/// What there is of TLS.
-struct Cover {
-    ended: Arc<Ended>,
-    origin: Origin,
+    /// Why TLS has ended it, once it has.
+    ended: Option<Arc<Ended>>,
 }
 
 impl Line {
@@ -36,47 +31,51 @@ impl Line {
     /// # Errors
     /// What the system says.
     pub(crate) fn to(
-        stream: TcpStream,
+        stream: Unshared<TcpStream>,
         target: SocketAddr,
         secured: Option<&Arc<Secured>>,
     ) -> io::Result<Line> {
-        Line::over(stream, target, secured, |secured, stream| {
-            secured.to(stream, target)
-        })
+        prepare(&*stream)?;
+        match secured {
+            Some(secured) => Line::covered(secured.to(stream, target)?, target, secured),
+            None => Ok(Line::plain(stream.map(OwnedFd::from), target)),
+        }
     }
 
-    /// One that an initiator has made.
+    /// One that an initiator has made, and proved itself by.
     ///
     /// # Errors
     /// What the system says.
     pub(crate) fn from(
-        stream: TcpStream,
+        way: Way,
         initiator: SocketAddr,
         secured: Option<&Arc<Secured>>,
     ) -> io::Result<Line> {
-        Line::over(stream, initiator, secured, Secured::from)
+        prepare(&way)?;
+        match (way, secured) {
+            (Way::Tls(talk), Some(secured)) => Line::covered(*talk, initiator, secured),
+            (Way::Tls(_), None) => Err(io::ErrorKind::Unsupported.into()),
+            (Way::Plain(socket), _) => {
+                rustix::io::ioctl_fionbio(&socket, false)?;
+                Ok(Line::plain(socket, initiator))
+            }
+        }
     }
 
-    fn over(
-        stream: TcpStream,
-        peer: SocketAddr,
-        secured: Option<&Arc<Secured>>,
-        cover: impl FnOnce(&Arc<Secured>, TcpStream) -> io::Result<(UnixStream, Arc<Ended>)>,
-    ) -> io::Result<Line> {
-        prepare(&stream)?;
-        let Some(secured) = secured else {
-            return Ok(Line {
-                socket: stream.into(),
-                peer,
-                cover: None,
-            });
-        };
-        let (inner, ended) = cover(secured, stream)?;
-        let origin = secured.origin;
-        Ok(Line {
-            socket: inner.into(),
+    fn plain(socket: Unshared<OwnedFd>, peer: SocketAddr) -> Line {
+        Line {
+            socket,
             peer,
-            cover: Some(Cover { ended, origin }),
+            ended: None,
+        }
+    }
+
+    fn covered(talk: Talk, peer: SocketAddr, secured: &Arc<Secured>) -> io::Result<Line> {
+        let (socket, ended) = secured.cover(talk)?;
+        Ok(Line {
+            socket,
+            peer,
+            ended: Some(ended),
         })
     }
 
@@ -102,7 +101,7 @@ impl Line {
 
     /// Why TLS has ended it, if it has.
     pub(crate) fn failure(&self) -> Option<Failure> {
-        self.cover.as_ref()?.ended.get()
+        self.ended.as_ref()?.get()
     }
 }
 
@@ -112,21 +111,8 @@ impl AsFd for Line {
     }
 }
 
-impl Drop for Line {
-    fn drop(&mut self) {
-        // A forked process may still have it: that it is closed here would not end its thread.
-        if self
-            .cover
-            .as_ref()
-            .is_some_and(|cover| cover.origin.is_here())
-        {
-            self.shutdown();
-        }
-    }
-}
-
 /// What every TCP connection has, at both ends.
-fn prepare(stream: &TcpStream) -> io::Result<()> {
+fn prepare(stream: &impl AsFd) -> io::Result<()> {
     let (idle, between, count) = KEEPALIVE;
     sockopt::set_tcp_nodelay(stream, true)?;
     sockopt::set_socket_keepalive(stream, true)?;

@@ -4,15 +4,42 @@
 //! ever made.
 
 use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Instant;
 
+use kvdepot_host::fork::Unshared;
 use kvdepot_media::Checksum;
 use kvdepot_media::checksum::Sum;
 use libc::iovec;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::RecvFlags;
+use rustix::net::sockopt::{Timeout, set_socket_reuseaddr, set_socket_timeout};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socket_with};
+
+/// Connections that may wait to be accepted; the system has a bound of its own.
+const BACKLOG: i32 = 4096;
+
+/// Listens at an address; a forked child does not.
+///
+/// # Errors
+/// What the system says.
+pub(crate) fn listen(address: SocketAddr) -> io::Result<Unshared<TcpListener>> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    // Bound once no child has it: to bind it again would not do.
+    let socket = Unshared::open(|| {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(family, SocketType::STREAM, flags, None);
+        socket.map_err(io::Error::from)
+    })?;
+    set_socket_reuseaddr(&socket, true)?;
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.map(TcpListener::from))
+}
 
 /// Most ranges that the kernel takes in a call.
 const RANGES_MAX: usize = 1024;
@@ -115,7 +142,21 @@ impl Ranges {
     /// # Errors
     /// What the socket says.
     pub(crate) fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        self.send_by(socket, None)
+    }
+
+    /// Sends all of them before a moment, where there is one.
+    ///
+    /// # Errors
+    /// What the socket says; [`ErrorKind::TimedOut`] where they have not all gone.
+    pub(crate) fn send_by(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        by: Option<Instant>,
+    ) -> io::Result<()> {
+        let limit = Limit::new(socket, Timeout::Send, by);
         while !self.left().is_empty() {
+            limit.set()?;
             let sent = transmit(self.left(), |message| {
                 // SAFETY: `message` describes ranges that `push` has promised to be readable.
                 unsafe { libc::sendmsg(socket.as_raw_fd(), message, libc::MSG_NOSIGNAL) }
@@ -134,8 +175,23 @@ impl Ranges {
         socket: BorrowedFd<'_>,
         summed: Option<u64>,
     ) -> io::Result<Option<Checksum>> {
+        self.receive_by(socket, summed, None)
+    }
+
+    /// The same before a moment, where there is one, however slowly the bytes come.
+    ///
+    /// # Errors
+    /// As there; [`ErrorKind::TimedOut`] where they have not all come.
+    pub(crate) fn receive_by(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        summed: Option<u64>,
+        by: Option<Instant>,
+    ) -> io::Result<Option<Checksum>> {
+        let limit = Limit::new(socket, Timeout::Recv, by);
         let mut sum = summed.map(Sum::new);
         while !self.left().is_empty() {
+            limit.set()?;
             let count = match sum {
                 Some(_) => self.few(HASHED_AT_ONCE),
                 None => self.left().len(),
@@ -163,6 +219,38 @@ impl Ranges {
         left.iter()
             .position(is_enough)
             .map_or(left.len(), |at| at + 1)
+    }
+}
+
+/// What calls wait at most, until it is dropped.
+struct Limit<'a> {
+    socket: BorrowedFd<'a>,
+    which: Timeout,
+    by: Option<Instant>,
+}
+
+impl Limit<'_> {
+    fn new(socket: BorrowedFd<'_>, which: Timeout, by: Option<Instant>) -> Limit<'_> {
+        Limit { socket, which, by }
+    }
+
+    /// The next call waits for what is left: the system adds up the waits of one call.
+    fn set(&self) -> io::Result<()> {
+        let Some(by) = self.by else { return Ok(()) };
+        let left = by.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        Ok(set_socket_timeout(self.socket, self.which, Some(left))?)
+    }
+}
+
+impl Drop for Limit<'_> {
+    fn drop(&mut self) {
+        if self.by.is_some() {
+            // It fails where the connection is of no use any more.
+            let _ended = set_socket_timeout(self.socket, self.which, None);
+        }
     }
 }
 

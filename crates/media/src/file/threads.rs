@@ -6,6 +6,7 @@ use crate::simulated::is_simulated;
 use kvdepot_host::cpu;
 use kvdepot_host::fork::Origin;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -124,7 +125,7 @@ impl<J: Work> Drop for Threads<J> {
             return;
         }
         for thread in self.threads.drain(..) {
-            // It panics nowhere; there is no result to look at.
+            // It catches what panics; there is no result to look at.
             drop(thread.join());
         }
     }
@@ -133,7 +134,8 @@ impl<J: Work> Drop for Threads<J> {
 impl<J: Work> Queue<J> {
     fn run(&self) {
         while let Some(job) = self.next() {
-            job.run();
+            // What panics has given its job back by then, and the others have this thread still.
+            drop(catch_unwind(AssertUnwindSafe(|| job.run())));
         }
     }
 
@@ -176,5 +178,23 @@ fn perform((file, receipt): Job) {
     match done {
         Ok(bytes) => receipt.carried(bytes),
         Err(failure) => receipt.failed(failure),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_outlives_what_panics_in_it() {
+        let threads = Threads::<Box<dyn FnOnce() + Send>>::new(1).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let jobs: [Box<dyn FnOnce() + Send>; 2] = [
+            Box::new(|| panic!("nothing to say")),
+            Box::new(move || tell.send(()).unwrap()),
+        ];
+        threads.push(jobs.into_iter());
+        told.recv_timeout(std::time::Duration::from_secs(60))
+            .unwrap();
     }
 }

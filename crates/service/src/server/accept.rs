@@ -1,7 +1,7 @@
 //! Who connects, until it has said what it wants: one thread for all of them, which waits for
 //! nobody. A peer that says nothing costs a descriptor, for a few seconds, and nobody else's time.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io::{ErrorKind, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::{Error, clock};
+use kvdepot_host::fork::Unshared;
 use kvdepot_host::peer::{self, Credentials};
+use kvdepot_host::{EachMinute, limits};
 
 use crate::frame::hello::{self, Role};
 
@@ -17,15 +19,18 @@ use crate::frame::hello::{self, Role};
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Most that have not said it yet. Whoever means well says it at once, so of more the one that
-/// has waited longest goes.
+/// has waited longest goes, of the process that has most.
 const SILENT_MAX: usize = 64;
+
+/// They take no more than this part of the descriptors that the process may have.
+const DESCRIPTORS_PART: usize = 8;
 
 /// Pause before accepting is tried again, where the system refuses it: out of descriptors, say.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// One that has connected.
 struct Arrival {
-    socket: UnixStream,
+    socket: Unshared<UnixStream>,
     from: Credentials,
     until: Instant,
     request: Vec<u8>,
@@ -49,10 +54,10 @@ pub(crate) fn run(
     listener: &UnixListener,
     stop: &AtomicBool,
     may: impl Fn(&Credentials) -> Result<(), Error>,
-    mut serve: impl FnMut(UnixStream, Credentials, Role),
+    mut serve: impl FnMut(Unshared<UnixStream>, Credentials, Role),
 ) {
     let mut waiting: VecDeque<Arrival> = VecDeque::new();
-    let mut failing = None;
+    let (mut failing, refusals) = (None, EachMinute::default());
     if let Err(error) = listener.set_nonblocking(true) {
         tracing::error!(%error, "the socket cannot be listened at");
         return;
@@ -84,8 +89,8 @@ pub(crate) fn run(
             } {
                 Heard::Role(role) => serve(arrival.socket, arrival.from, role),
                 Heard::Little if now < arrival.until => waiting.push_back(arrival),
-                Heard::Little => arrival.refuse(&silent()),
-                Heard::Gone(error) => arrival.refuse(&error),
+                Heard::Little => arrival.refuse(&silent(), &refusals),
+                Heard::Gone(error) => arrival.refuse(&error, &refusals),
                 Heard::Nothing => {
                     tracing::debug!(pid = arrival.from.pid, "a process looked in");
                 }
@@ -94,17 +99,17 @@ pub(crate) fn run(
         if !ready[0] {
             continue;
         }
-        match listener.accept() {
-            Ok((socket, _)) => {
+        match Unshared::open(|| listener.accept().map(|(socket, _)| socket)) {
+            Ok(socket) => {
                 failing = None;
                 match Arrival::new(socket, &may) {
                     Ok(arrival) => waiting.push_back(arrival),
-                    Err(error) => tracing::warn!(%error, "a process could not attach"),
+                    Err(error) => say(&refusals, &error, None),
                 }
-                if waiting.len() > SILENT_MAX
-                    && let Some(first) = waiting.pop_front()
+                if waiting.len() > silent_max()
+                    && let Some(one) = waiting.remove(to_drop(&waiting))
                 {
-                    first.refuse(&silent());
+                    one.refuse(&silent(), &refusals);
                 }
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -119,6 +124,29 @@ pub(crate) fn run(
     }
 }
 
+fn silent_max() -> usize {
+    SILENT_MAX.min((limits::descriptors() / DESCRIPTORS_PART).max(1))
+}
+
+/// The oldest of the process that has most.
+fn to_drop(waiting: &VecDeque<Arrival>) -> usize {
+    let mut counts = HashMap::new();
+    for arrival in waiting {
+        *counts.entry(arrival.from.pid).or_insert(0) += 1;
+    }
+    let count = |arrival: &Arrival| counts.get(&arrival.from.pid).copied();
+    let highest = waiting.iter().filter_map(count).max();
+    let is_its = |arrival: &Arrival| count(arrival) == highest;
+    waiting.iter().position(is_its).unwrap_or(0)
+}
+
+/// One line a minute, whatever the number of those that come.
+fn say(refusals: &EachMinute, error: &Error, pid: Option<u32>) {
+    if let Some(unsaid) = refusals.may_say() {
+        tracing::warn!(pid, %error, unsaid, "a process could not attach");
+    }
+}
+
 fn silent() -> Error {
     Error::Peer {
         socket: "(peer)".into(),
@@ -128,7 +156,7 @@ fn silent() -> Error {
 
 impl Arrival {
     fn new(
-        socket: UnixStream,
+        socket: Unshared<UnixStream>,
         may: impl Fn(&Credentials) -> Result<(), Error>,
     ) -> Result<Arrival, Error> {
         // Nothing that is written before it has attached fills the memory of a socket.
@@ -136,7 +164,7 @@ impl Arrival {
             path: "socket".into(),
             source,
         })?;
-        let from = peer::credentials(&socket)?;
+        let from = peer::credentials(&*socket)?;
         if let Err(error) = may(&from) {
             let _told = hello::send_refusal(&socket, &error.to_string());
             return Err(error);
@@ -153,7 +181,7 @@ impl Arrival {
     fn hear(&mut self) -> Heard {
         let mut bytes = [0; hello::REQUEST];
         let room = hello::REQUEST - self.request.len();
-        match self.socket.read(&mut bytes[..room]) {
+        match (&*self.socket).read(&mut bytes[..room]) {
             // Somebody has looked whether anybody listens.
             Ok(0) if self.request.is_empty() => return Heard::Nothing,
             Ok(0) => return Heard::Gone(gone("it ended before its request did")),
@@ -169,9 +197,9 @@ impl Arrival {
         }
     }
 
-    fn refuse(&self, error: &Error) {
+    fn refuse(&self, error: &Error, refusals: &EachMinute) {
         let _told = hello::send_refusal(&self.socket, &error.to_string());
-        tracing::warn!(pid = self.from.pid, %error, "a process could not attach");
+        say(refusals, error, Some(self.from.pid));
     }
 }
 

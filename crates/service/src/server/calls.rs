@@ -28,7 +28,7 @@ const GONE_MAX: usize = 1 << 20;
 pub(crate) fn run(session: &Arc<Session>, unheard: Vec<Ticket>, about: &About) {
     session.holding.give_back(&session.core, &unheard);
     drop(unheard);
-    let (calls, socket) = (Calls { session, about }, &session.calls);
+    let (calls, socket) = (Calls { session, about }, &*session.calls);
     let mut incoming = Incoming::default();
     while let Ok(Some(request)) = incoming.next(socket) {
         if request.status == HEARD {

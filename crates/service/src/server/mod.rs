@@ -25,6 +25,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvdepot_arena::{Error, clock};
+use kvdepot_host::fork::Unshared;
 use kvdepot_host::peer::{Credentials, Process};
 use kvdepot_host::socket::{self, Bound};
 use kvdepot_host::{cpu, dirs, limits, peer};
@@ -57,7 +58,7 @@ pub(crate) struct Server {
     bound: Bound,
     stop: Arc<AtomicBool>,
     /// The listening socket once more, to end its accept.
-    listener: UnixStream,
+    listener: Unshared<UnixStream>,
     thread: Mutex<Option<JoinHandle<()>>>,
     clients: Arc<Mutex<Clients>>,
 }
@@ -71,7 +72,7 @@ struct Owner {
     others: bool,
     stop: Arc<AtomicBool>,
     /// Open as long as this process serves, so that movers notice its end.
-    connections: Mutex<Vec<(u32, UnixStream)>>,
+    connections: Mutex<Vec<(u32, Unshared<UnixStream>)>>,
     clients: Arc<Mutex<Clients>>,
     roster: Arc<Roster>,
     watch: Watch,
@@ -90,7 +91,7 @@ struct Clients {
 }
 
 struct Half {
-    calls: UnixStream,
+    calls: Unshared<UnixStream>,
     from: Credentials,
     seat: u64,
     /// The last call whose answer the client has heard.
@@ -154,7 +155,8 @@ impl Server {
             return Ok(None);
         };
         let (listener, bound) = listen(&path, config.socket_mode)?;
-        let twin = listener.try_clone().map_err(|source| Error::Io {
+        let twin = Unshared::open(|| listener.try_clone());
+        let twin = twin.map_err(|source| Error::Io {
             path: path.clone(),
             source,
         })?;
@@ -190,7 +192,7 @@ impl Server {
         Ok(Some(Server {
             bound,
             stop,
-            listener: OwnedFd::from(twin).into(),
+            listener: twin.map(|twin| OwnedFd::from(twin).into()),
             thread: Mutex::new(Some(thread)),
             clients,
         }))
@@ -273,7 +275,7 @@ fn check_kind(path: &Path) -> Result<(), Error> {
 }
 
 /// Binds, and removes what owners that were killed have left beside it.
-fn listen(path: &Path, mode: u32) -> Result<(UnixListener, Bound), Error> {
+fn listen(path: &Path, mode: u32) -> Result<(Unshared<UnixListener>, Bound), Error> {
     check_len(path)?;
     check_kind(path)?;
     if let Some(runtime) = runtime_of(path) {
@@ -329,7 +331,7 @@ impl Owner {
         let (pid, uid) = (from.pid, from.uid);
         let asks = (role, uid == peer::own_uid());
         tracing::debug!(pid, uid, ?role, "a process attaches");
-        let kept = socket.try_clone().map_err(io)?;
+        let kept = Unshared::open(|| socket.try_clone()).map_err(io)?;
         match role {
             Role::Read | Role::Write => {
                 self.has_room(pid)?;
@@ -441,7 +443,7 @@ impl Owner {
         number: u64,
         process: Process,
         half: Half,
-        tasks: UnixStream,
+        tasks: Unshared<UnixStream>,
     ) -> Result<(), Error> {
         let io = |source| Error::Io {
             path: "socket".into(),

@@ -13,6 +13,7 @@ use std::time::Duration;
 use kvdepot_arena::verdict::Moved;
 use kvdepot_arena::{Error, Key, NamespaceId, clock};
 use kvdepot_host::Condvar;
+use kvdepot_host::fork::Unshared;
 use kvdepot_media::PART_LEN_MAX;
 use kvdepot_store::placement::Holder;
 use kvdepot_store::{Caller, Core, GetOptions, Mirror, Op, Outcome, Reservation};
@@ -46,8 +47,8 @@ pub(crate) struct Session {
     moves: Mutex<Moves>,
     moved: Condvar,
     next_move: AtomicU64,
-    pub(crate) calls: UnixStream,
-    tasks: UnixStream,
+    pub(crate) calls: Unshared<UnixStream>,
+    tasks: Unshared<UnixStream>,
     outbox: Outbox,
     /// What the client holds is not this session's to end: the owner has closed, or the process
     /// has another.
@@ -119,7 +120,7 @@ impl Session {
         core: Arc<Core>,
         (client, is_trusted): (Box<dyn Liveness>, bool),
         inherited: Inheritance,
-        [calls, tasks]: [UnixStream; 2],
+        [calls, tasks]: [Unshared<UnixStream>; 2],
     ) -> Session {
         let moves = Moves {
             former: inherited.moves,

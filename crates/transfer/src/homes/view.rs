@@ -11,7 +11,8 @@ pub struct Host {
     pub address: String,
     /// Bytes that it offers. One with none is there, and is nobody's home.
     pub capacity: u64,
-    /// Tells a process from the one that had the name before; a later one has a higher number.
+    /// Tells a process from the one that had the name before; a later one has a higher number. 0:
+    /// the membership draws one when it registers the host.
     pub incarnation: u64,
 }
 

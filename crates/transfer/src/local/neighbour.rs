@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kvdepot_host::fork::Origin;
+use kvdepot_host::fork::{Origin, Unshared};
 use parking_lot::Mutex;
 
 use super::mapped::Mapped;
@@ -72,6 +72,26 @@ impl Neighbours {
         }
     }
 
+    /// Lets go of those that have ended, and of those that nothing is used of. Whether any is left.
+    pub(crate) fn let_go(&self) -> bool {
+        // Whoever has the lock may be waiting for a neighbour.
+        let Some(mut all) = self.all.try_lock() else {
+            return true;
+        };
+        let now = Instant::now();
+        let is_left = |_: &[u8; 16], known: &mut Known| match known {
+            Known::Lives(neighbour) if Arc::strong_count(neighbour) > 1 => false,
+            Known::Lives(_) => true,
+            none => !none.is_so(now),
+        };
+        let left: Vec<_> = all.extract_if(is_left).collect();
+        let is_any = !all.is_empty();
+        drop(all);
+        // They wait for threads that have nothing to do.
+        drop(left);
+        is_any
+    }
+
     /// Lets go of all of them.
     pub(crate) fn close(&self) {
         let all: Vec<_> = self.all.lock().drain().collect();
@@ -87,7 +107,7 @@ impl Neighbours {
 type Lent = Option<(u32, Arc<Mapped>)>;
 
 struct Shared {
-    socket: UnixStream,
+    socket: Unshared<UnixStream>,
     /// What was lent, by its numbers.
     lent: Mutex<HashMap<u32, Arc<Mapped>>>,
     answers: Sender<Lent>,
@@ -110,9 +130,10 @@ impl Neighbour {
     /// Knocks at a target; an error where it is on another host, or another user's.
     pub(crate) fn knock(shake: &Shake, target: [u8; 16]) -> io::Result<Neighbour> {
         let origin = Origin::here().map_err(io::Error::other)?;
-        let socket = UnixStream::connect_addr(&words::address(target)?)?;
+        let address = words::address(target)?;
+        let socket = Unshared::open(|| UnixStream::connect_addr(&address))?;
         socket.set_write_timeout(Some(shake.timeout))?;
-        let process = words::process(&socket).filter(|_| words::is_ours(&socket));
+        let process = words::process(&socket).filter(|_| words::is_ours(&*socket));
         let process = process.ok_or(io::ErrorKind::PermissionDenied)?;
         let challenge = shake.greet(socket.as_fd(), 0).map_err(io::Error::other)?;
         if challenge.engine != target {

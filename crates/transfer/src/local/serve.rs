@@ -2,21 +2,25 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::Shutdown;
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use kvdepot_host::fork::Unshared;
+use kvdepot_host::limits;
 use kvdepot_media::{Access, Kind, Mapping};
 use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 
 use super::words::{self, Lead, Place, Reach};
+use crate::arrivals::{self, Arrived, Host, Way};
 use crate::grant::{Grant, Names, Use};
-use crate::peer::{Shake, greeted};
+use crate::peer::Shake;
+use crate::socket;
 use crate::wire::{Greeting, Head, Malformed, Row, Status, Verb};
 
 /// Most ranges of a grant that neighbours reach by themselves: the answer is one message.
@@ -25,9 +29,12 @@ const PLACES_MAX: usize = 1 << 16;
 /// Most neighbours at a time.
 const NEIGHBOURS_MAX: usize = 1024;
 
+/// They take no more than this part of the descriptors that the process may have.
+const DESCRIPTORS_PART: usize = 8;
+
 /// A neighbour.
 struct Guest {
-    socket: UnixStream,
+    socket: Unshared<UnixStream>,
     /// What it has mapped, by the numbers it was told.
     mapped: Mutex<HashMap<u32, Use>>,
 }
@@ -43,14 +50,15 @@ struct House {
 /// Where neighbours knock.
 pub(crate) struct Door {
     house: Arc<House>,
-    listener: Arc<UnixListener>,
+    listener: Arc<Unshared<UnixListener>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Door {
     /// Opens one; where the system does not allow it neighbours come by the network.
     pub(crate) fn open(shake: Shake, names: Arc<Names>) -> io::Result<Door> {
-        let listener = UnixListener::bind_addr(&words::address(shake.engine)?)?;
+        let address = words::address(shake.engine)?;
+        let listener = Unshared::open(|| UnixListener::bind_addr(&address))?;
         let listener = Arc::new(listener);
         let house = Arc::new(House {
             shake,
@@ -60,7 +68,8 @@ impl Door {
             is_closing: AtomicBool::new(false),
         });
         let (its, theirs) = (Arc::clone(&listener), Arc::clone(&house));
-        let thread = kvdepot_host::cpu::spawn("kvdepot-door", move || accept(&its, &theirs))?;
+        let accept = move || arrivals::run(&its, &theirs);
+        let thread = kvdepot_host::cpu::spawn("kvdepot-door", accept)?;
         Ok(Door {
             house,
             listener,
@@ -87,7 +96,7 @@ impl Door {
     /// Ends all of it. Neighbours that have mapped something let go of it first.
     pub(crate) fn close(&self) {
         self.house.is_closing.store(true, Ordering::Release);
-        let _listens = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
+        let _listens = rustix::net::shutdown(&**self.listener, rustix::net::Shutdown::Both);
         let thread = self.thread.lock().take();
         drop(thread.map(JoinHandle::join));
         for guest in self.house.guests.lock().iter() {
@@ -100,32 +109,47 @@ impl Door {
     }
 }
 
-fn accept(listener: &UnixListener, house: &Arc<House>) {
-    loop {
-        let accepted = listener.accept();
-        if house.is_closing.load(Ordering::Acquire) {
+impl Host for House {
+    fn shake(&self) -> &Shake {
+        &self.shake
+    }
+
+    fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::Acquire)
+    }
+
+    fn may_try(&self, socket: &OwnedFd) -> bool {
+        words::is_ours(socket)
+    }
+
+    fn greeting(&self) -> (Greeting, u32) {
+        (Greeting::GoOn, 1)
+    }
+
+    fn enter(self: &Arc<Self>, arrived: Arrived) {
+        let Arrived { way, welcome, .. } = arrived;
+        let Way::Plain(socket) = way else { return };
+        let most = NEIGHBOURS_MAX.min((limits::descriptors() / DESCRIPTORS_PART).max(1));
+        if self.count.fetch_add(1, Ordering::AcqRel) >= most {
+            self.count.fetch_sub(1, Ordering::AcqRel);
             return;
         }
-        let Ok((socket, _)) = accepted else {
-            std::thread::sleep(Duration::from_millis(50));
-            continue;
-        };
-        if house.count.fetch_add(1, Ordering::AcqRel) >= NEIGHBOURS_MAX || !words::is_ours(&socket)
-        {
-            house.count.fetch_sub(1, Ordering::AcqRel);
-            continue;
+        let (theirs, socket) = (Arc::clone(self), socket.map(UnixStream::from));
+        let receive = move || theirs.receive(socket, &welcome);
+        if kvdepot_host::cpu::spawn("kvdepot-guest", receive).is_err() {
+            self.count.fetch_sub(1, Ordering::AcqRel);
         }
-        let theirs = Arc::clone(house);
-        let thread = kvdepot_host::cpu::spawn("kvdepot-guest", move || theirs.receive(socket));
-        if thread.is_err() {
-            house.count.fetch_sub(1, Ordering::AcqRel);
-        }
+    }
+
+    fn refused(&self, _peer: Option<SocketAddr>, why: &str) {
+        // It is this user's, and comes by the network then.
+        tracing::debug!(why, "a neighbour is not greeted");
     }
 }
 
 impl House {
-    fn receive(&self, socket: UnixStream) {
-        if self.greet(&socket).is_ok() {
+    fn receive(&self, socket: Unshared<UnixStream>, welcome: &[u8]) {
+        if self.welcome(&socket, welcome).is_ok() {
             let guest = Arc::new(Guest {
                 socket,
                 mapped: Mutex::default(),
@@ -146,11 +170,11 @@ impl House {
         self.count.fetch_sub(1, Ordering::AcqRel);
     }
 
-    fn greet(&self, socket: &UnixStream) -> io::Result<()> {
+    fn welcome(&self, socket: &UnixStream, welcome: &[u8]) -> io::Result<()> {
+        socket.set_nonblocking(false)?;
         // What is said is said at once, or the neighbour does not listen.
         socket.set_write_timeout(Some(self.shake.timeout))?;
-        let by = Instant::now() + self.shake.timeout;
-        greeted(socket.as_fd(), &self.shake, (Greeting::GoOn, 1), by, |_| ())
+        socket::send(socket.as_fd(), welcome)
     }
 
     fn answer(&self, guest: &Guest) -> io::Result<()> {

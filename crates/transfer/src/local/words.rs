@@ -1,7 +1,7 @@
 //! What neighbours say to each other, and how descriptors come with it.
 
 use std::io::{self, Read};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 
@@ -58,7 +58,7 @@ pub(super) fn address(engine: [u8; 16]) -> io::Result<SocketAddr> {
 }
 
 /// Whether the other end is a process of this user, who may reach this one's memory in any case.
-pub(super) fn is_ours(socket: &UnixStream) -> bool {
+pub(super) fn is_ours(socket: impl AsFd) -> bool {
     let uid = rustix::process::geteuid().as_raw();
     peer::credentials(socket).is_ok_and(|other| other.uid == uid)
 }

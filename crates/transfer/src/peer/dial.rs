@@ -6,13 +6,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvdepot_host::fork::Unshared;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::error::Error;
 use crate::line::Line;
 use crate::socket;
 use crate::tls::{Failure, Secured};
-use crate::wire::{Challenge, Greeting, Hello, Key, MAC, Malformed, Proof, Turn};
+use crate::wire::{Challenge, Hello, Key, MAC, Malformed, Proof, Turn};
 
 /// How what TLS says to who speaks none begins.
 const ALERT: [u8; 3] = [21, 3, 3];
@@ -75,52 +76,9 @@ impl Shake {
         match socket::receive_by(fd, &mut theirs, by) {
             Ok(()) if proof.proves(Turn::Target, &mine, theirs) => Ok(challenge),
             Ok(()) => Err(Cold::Refused("it has another token".to_owned())),
-            // It ends the connection of who does not know its token.
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Cold::Refused(
-                "it has another token, or has ended".to_owned(),
-            )),
             Err(error) => Err(error.into()),
         }
     }
-}
-
-/// Greets an initiator, which has until `by`: its hello is shown to `enter` once it has proved
-/// itself, and it is welcomed when that returns.
-pub(crate) fn greeted<T>(
-    fd: BorrowedFd<'_>,
-    shake: &Shake,
-    (greeting, credit): (Greeting, u32),
-    by: Instant,
-    enter: impl FnOnce(&Hello) -> T,
-) -> io::Result<T> {
-    let mut hello = Hello::new_zeroed();
-    socket::receive_by(fd, hello.as_mut_bytes(), by)?;
-    let told = hello
-        .greet()
-        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-    let greeting = match greeting {
-        Greeting::GoOn => told,
-        other => other,
-    };
-    let nonce = random().map_err(io::Error::other)?;
-    let challenge = Challenge::new(greeting, credit, shake.engine, nonce);
-    socket::send(fd, challenge.as_bytes())?;
-    if greeting != Greeting::GoOn {
-        return Err(io::ErrorKind::ConnectionRefused.into());
-    }
-    let proof = Proof {
-        key: &shake.key,
-        hello: &hello,
-        challenge: &challenge,
-    };
-    let mut theirs = [0; MAC];
-    socket::receive_by(fd, &mut theirs, by)?;
-    if !proof.proves(Turn::Initiator, &[], theirs) {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
-    let entered = enter(&hello);
-    socket::send(fd, &proof.mac(Turn::Target, &theirs))?;
-    Ok(entered)
 }
 
 /// Who dials.
@@ -159,7 +117,8 @@ impl Dialer {
 
     fn try_dial(&self, lane: u32) -> Result<Greeted, Cold> {
         let timeout = Some(self.shake.timeout);
-        let stream = TcpStream::connect_timeout(&self.address, self.shake.timeout)?;
+        let connect = || TcpStream::connect_timeout(&self.address, self.shake.timeout);
+        let stream = Unshared::open(connect)?;
         let line = Line::to(stream, self.address, self.shake.secured.as_ref())?;
         line.set_write_timeout(timeout)?;
         let greeted = self.shake.greet(line.as_fd(), lane);

@@ -1,12 +1,13 @@
 //! A lane: a queue, the connection it goes over, and the thread that sends.
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvdepot_host::Condvar;
+use kvdepot_host::peer::is_connected;
 use parking_lot::{Mutex, MutexGuard};
 use zerocopy::IntoBytes;
 
@@ -33,36 +34,85 @@ pub(super) struct Lane {
     pub(super) state: Mutex<State>,
     /// There is something to send, or room for it; or the lane ends.
     pub(super) wake: Condvar,
+    /// The thread that sends, which ends where there is no connection and nothing to send.
+    sender: Mutex<Option<JoinHandle<()>>>,
     /// The thread that receives from the present connection.
     receiver: Mutex<Option<JoinHandle<()>>>,
+    me: Weak<Lane>,
 }
 
 impl Lane {
-    pub(super) fn new(number: u32, core: Arc<Core>) -> Lane {
-        Lane {
+    pub(super) fn new(number: u32, core: Arc<Core>) -> Arc<Lane> {
+        Arc::new_cyclic(|me| Lane {
             number,
             core,
             state: Mutex::default(),
             wake: Condvar::new(),
+            sender: Mutex::new(None),
             receiver: Mutex::new(None),
-        }
+            me: Weak::clone(me),
+        })
     }
 
-    /// Queues something; false where the lane has ended.
+    /// Queues something, unless it is over at once.
     pub(super) fn push(&self, item: Item) {
         let mut state = self.state.lock();
-        if state.is_closing {
+        let fault = match state.is_closing {
+            true => Some(Fault::Closed),
+            false if !state.has_thread && state.is_down() => Some(Fault::Lost),
+            false => None,
+        };
+        if let Some(fault) = fault {
             drop(state);
-            item.end(Fault::Closed);
+            item.end(fault);
             return;
         }
         state.push(item);
+        let starts = !std::mem::replace(&mut state.has_thread, true);
         drop(state);
-        self.wake.notify_one();
+        match starts {
+            true => self.start(),
+            false => {
+                self.wake.notify_one();
+            }
+        }
+    }
+
+    /// It may have writes in a connection that was lost: it connects by itself.
+    pub(super) fn fence(&self) {
+        let mut state = self.state.lock();
+        state.is_fenced = true;
+        state.has_thread = true;
+        drop(state);
+        self.core.fence();
+        self.start();
+    }
+
+    /// Starts the thread that sends, which the state says there is.
+    fn start(&self) {
+        let mut sender = self.sender.lock();
+        // The one before it has said that it ends.
+        drop(sender.take().map(JoinHandle::join));
+        // Whoever closes the lane waits for what is here, or has said so before.
+        let lane = self.me.upgrade().filter(|_| !self.state.lock().is_closing);
+        let Some(lane) = lane else { return };
+        let name = format!("kvdepot-send-{}", self.number);
+        match kvdepot_host::cpu::spawn(&name, move || lane.run()) {
+            Ok(thread) => *sender = Some(thread),
+            Err(error) => {
+                drop(sender);
+                self.core.note_failure(&Error::io("start a thread")(error));
+                let mut state = self.state.lock();
+                state.has_thread = false;
+                let all = state.drain();
+                drop(state);
+                all.into_iter().for_each(|item| item.end(Fault::Lost));
+            }
+        }
     }
 
     /// What the lane's thread does.
-    pub(super) fn run(self: Arc<Self>) {
+    fn run(self: Arc<Self>) {
         loop {
             let mut state = self.state.lock();
             let conn = loop {
@@ -95,7 +145,10 @@ impl Lane {
                         }
                         _ => break None,
                     },
-                    None => self.wake.wait(&mut state),
+                    None => {
+                        state.has_thread = false;
+                        return;
+                    }
                 }
             };
             drop(state);
@@ -263,13 +316,7 @@ impl Lane {
     /// Connects, or says to all that wait that it cannot be done.
     fn connect(self: &Arc<Self>) {
         self.join_receiver();
-        let state = self.state.lock();
-        let is_down = state
-            .down
-            .as_ref()
-            .is_some_and(|down| Instant::now() < down.until);
-        drop(state);
-        if is_down {
+        if self.state.lock().is_down() {
             self.refuse_all();
             return;
         }
@@ -388,7 +435,27 @@ impl Lane {
         }
     }
 
-    /// Ends the lane, whose thread is waited for by whoever has it. What waits is over at once: the
+    /// Ends the connection where nothing is under way and the target has ended it: nobody else
+    /// would notice.
+    pub(super) fn end_if_gone(&self) {
+        let conn = {
+            let state = self.state.lock();
+            state.conn.clone().filter(|_| state.is_idle())
+        };
+        if let Some(conn) = conn.filter(|conn| !is_connected(conn).unwrap_or(true)) {
+            self.end(&conn);
+        }
+    }
+
+    /// Waits until its threads have ended, once it is closed.
+    pub(super) fn join(&self) {
+        let sender = self.sender.lock().take();
+        // It catches nothing, and has nothing to say.
+        drop(sender.map(JoinHandle::join));
+        self.join_receiver();
+    }
+
+    /// Ends the lane, whose threads are waited for by [`Lane::join`]. What waits is over at once: the
     /// thread may be connecting.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();

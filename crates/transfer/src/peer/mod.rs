@@ -3,16 +3,17 @@
 mod answers;
 mod conn;
 mod dial;
+mod known;
 mod lane;
 mod queue;
 
-pub(crate) use dial::{Dialer, Shake, greeted, random};
+pub(crate) use dial::{Dialer, Shake, random};
+pub(crate) use known::Peers;
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock, Weak};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvdepot_host::fork::Origin;
@@ -27,6 +28,9 @@ use crate::window::Granted;
 use crate::wire::{Bytes, Row, Verb};
 use lane::Lane;
 use queue::{Ask, Item, State, Wants};
+
+/// How long connections are kept that no remote is left of.
+const UNUSED_KEPT: Duration = Duration::from_secs(5);
 
 /// What is under a checksum on the way.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +65,7 @@ pub(crate) struct Core {
     /// Those of them that do not get another connection.
     given_up: AtomicUsize,
     lanes: OnceLock<Vec<Weak<Lane>>>,
-    /// The engine that was met last at the address, and how many there have been so far.
+    /// The engine that was met last at the address, and its number; 0 before there was one.
     target: Mutex<([u8; 16], u32)>,
     /// Why it could not be connected to, the last time.
     failure: Mutex<Option<String>>,
@@ -110,9 +114,11 @@ impl Core {
     /// The number of an engine that is there now: another one than before gives its grants' numbers
     /// anew.
     fn target(&self, engine: [u8; 16]) -> u32 {
+        // Of all addresses, as one may be forgotten and met again.
+        static NEXT: AtomicU32 = AtomicU32::new(1);
         let mut target = self.target.lock();
         if target.1 == 0 || target.0 != engine {
-            *target = (engine, target.1 + 1);
+            *target = (engine, NEXT.fetch_add(1, Ordering::Relaxed));
         }
         target.1
     }
@@ -157,10 +163,13 @@ impl Core {
 pub(crate) struct Peer {
     core: Arc<Core>,
     lanes: Vec<Arc<Lane>>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
     turn: AtomicUsize,
     /// Devices that both ends have, once somebody has looked.
     link: Mutex<Option<Option<Arc<Link>>>>,
+    /// Frames that were sent when it was last found busy, or to have sent some, and when that was.
+    quiet: Mutex<(u64, Instant)>,
+    /// It was asked calls: it may hold something for this engine as long as it is connected.
+    was_called: AtomicBool,
 }
 
 /// A target that may be gone when it is asked.
@@ -177,39 +186,21 @@ impl Asks for Weakly {
 impl Peer {
     /// With so many lanes from a number on, which connect when they have something to do.
     /// `fenced` are those, by their positions, that writes of an earlier [`Peer`] may still lie in.
-    pub(crate) fn new(
-        core: Core,
-        (first, count): (u32, usize),
-        fenced: &[usize],
-    ) -> Result<Peer, Error> {
+    pub(crate) fn new(core: Core, (first, count): (u32, usize), fenced: &[usize]) -> Peer {
         let core = Arc::new(core);
-        let lane = |number| Arc::new(Lane::new(number, Arc::clone(&core)));
+        let lane = |number| Lane::new(number, Arc::clone(&core));
         let lanes: Vec<Arc<Lane>> = (first..).take(count).map(lane).collect();
-        for lane in fenced.iter().filter_map(|number| lanes.get(*number)) {
-            lane.state.lock().is_fenced = true;
-            core.fence();
-        }
         let _first = core.lanes.set(lanes.iter().map(Arc::downgrade).collect());
-        let peer = Peer {
+        let fenced = fenced.iter().filter_map(|number| lanes.get(*number));
+        fenced.for_each(|lane| lane.fence());
+        Peer {
             core,
             lanes,
-            threads: Mutex::default(),
             turn: AtomicUsize::new(0),
             link: Mutex::new(None),
-        };
-        for lane in &peer.lanes {
-            let its = Arc::clone(lane);
-            let name = format!("kvdepot-send-{}", lane.number);
-            let thread = kvdepot_host::cpu::spawn(&name, move || its.run());
-            match thread {
-                Ok(thread) => peer.threads.lock().push(thread),
-                Err(error) => {
-                    peer.close();
-                    return Err(Error::io("start a thread")(error));
-                }
-            }
+            quiet: Mutex::new((0, Instant::now())),
+            was_called: AtomicBool::new(false),
         }
-        Ok(peer)
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -218,8 +209,8 @@ impl Peer {
 
     /// The engine that was met last at the address.
     pub(crate) fn engine(&self) -> Option<[u8; 16]> {
-        let (engine, count) = *self.core.target.lock();
-        (count > 0).then_some(engine)
+        let (engine, number) = *self.core.target.lock();
+        (number > 0).then_some(engine)
     }
 
     pub(crate) fn shake(&self) -> &Shake {
@@ -361,6 +352,32 @@ impl Peer {
         self.lanes.iter().any(|lane| !lane.state.lock().is_idle())
     }
 
+    /// Ends connections that the target has ended. Whether nothing is lost when the peer goes, once
+    /// no remote of it is left: it has no connection, or has been of no use for a while.
+    pub(crate) fn may_go(&self, now: Instant) -> bool {
+        let (mut is_idle, mut is_connected) = (true, false);
+        for lane in &self.lanes {
+            lane.end_if_gone();
+            let state = lane.state.lock();
+            // Whoever closes it would wait for one that connects.
+            is_idle &= state.is_idle() && !state.is_connecting();
+            is_connected |= state.conn.is_some();
+        }
+        let sent = self.sent();
+        let mut quiet = self.quiet.lock();
+        if !is_idle || quiet.0 != sent {
+            *quiet = (sent, now);
+        }
+        let is_unused = now.saturating_duration_since(quiet.1) >= UNUSED_KEPT
+            && !self.was_called.load(Ordering::Acquire);
+        is_idle && (!is_connected || is_unused)
+    }
+
+    /// It is asked a call.
+    pub(crate) fn note_call(&self) {
+        self.was_called.store(true, Ordering::Release);
+    }
+
     /// How often devices were told of work requests, and of how many.
     pub(crate) fn posted(&self) -> (u64, u64) {
         let link = self.link.lock().clone().flatten();
@@ -385,10 +402,7 @@ impl Peer {
             link.close();
         }
         self.lanes.iter().for_each(|lane| lane.close());
-        for thread in std::mem::take(&mut *self.threads.lock()) {
-            // It catches nothing, and has nothing to say.
-            drop(thread.join());
-        }
+        self.lanes.iter().for_each(|lane| lane.join());
     }
 }
 

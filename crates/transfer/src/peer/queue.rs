@@ -164,6 +164,8 @@ pub(super) struct State {
     /// It was fenced when it gave up connecting, and has not connected since.
     pub(super) has_given_up: bool,
     pub(super) is_closing: bool,
+    /// A thread sends what waits, or is about to be started.
+    pub(super) has_thread: bool,
     /// Attempts to connect that failed one after the other.
     pub(super) failures: u32,
     pub(super) down: Option<Down>,
@@ -176,6 +178,17 @@ impl State {
 
     pub(super) fn push_front(&mut self, item: Item) {
         self.queues[item.priority()].push_front(item);
+    }
+
+    /// Whether it does not connect for a while.
+    pub(super) fn is_down(&self) -> bool {
+        let down = self.down.as_ref();
+        down.is_some_and(|down| Instant::now() < down.until)
+    }
+
+    /// Whether it may be connecting.
+    pub(super) fn is_connecting(&self) -> bool {
+        self.has_thread && self.conn.is_none() && !self.is_down()
     }
 
     /// Whether nothing waits and nothing is under way.

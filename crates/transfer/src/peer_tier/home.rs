@@ -75,6 +75,7 @@ impl Drop for Pin {
 
 /// Answers other hosts.
 pub(super) struct Home {
+    name: String,
     share: Arc<Share>,
     engine: OnceLock<Weak<Engine>>,
     hosts: OnceLock<Weak<Hosts>>,
@@ -83,10 +84,11 @@ pub(super) struct Home {
 }
 
 impl Home {
-    pub(super) fn new(share: &Arc<Share>) -> Result<Home, Error> {
+    pub(super) fn new(name: &str, share: &Arc<Share>) -> Result<Home, Error> {
         // Those of a process that was there before name nothing.
         let first = random::<8>().map_err(|_| Error::Closed("no random bytes"))?;
         Ok(Home {
+            name: name.to_owned(),
             share: Arc::clone(share),
             engine: OnceLock::new(),
             hosts: OnceLock::new(),
@@ -358,6 +360,7 @@ impl Home {
                 let blocks = blocks.into_iter().map(|(key, len)| (key.0, len));
                 Said::Page(blocks.collect(), next)
             }
+            Ask::Name => Said::Name(self.name.clone()),
             Ask::Namespaces => {
                 let all = self.share.namespaces().into_iter();
                 let row = |one: kvdepot_store::NamespaceUsage| {

@@ -63,6 +63,8 @@ pub(super) enum Ask {
         holder: [u8; 16],
         ids: Vec<Id>,
     },
+    /// Which host it is: its address may have been another one's.
+    Name,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -122,6 +124,7 @@ pub(super) enum Said {
     Done,
     /// Grants to read, of what there is.
     Lent(Vec<Option<u32>>),
+    Name(String),
 }
 
 /// A block that is pinned, and the grant to read it.

@@ -122,7 +122,7 @@ impl Peers {
             options.path.clone(),
             options.capacity,
         )?);
-        let home = Arc::new(Home::new(&share)?);
+        let home = Arc::new(Home::new(&options.name, &share)?);
         let config = Config {
             listen: Some(options.listen),
             token: options.token.clone(),
@@ -149,7 +149,8 @@ impl Peers {
                     name: options.name.clone(),
                     address: address.to_string(),
                     capacity: options.capacity,
-                    incarnation: incarnation(),
+                    // Of the membership's: no clocks of two hosts are compared.
+                    incarnation: 0,
                 };
                 Membership::etcd(settings, Some(host), Box::new(|_| ()))
             }
@@ -206,14 +207,6 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
     kvdepot_host::cpu::spawn(name, work).map_err(|source| Error::Io {
         path: "thread".into(),
         source,
-    })
-}
-
-/// Of two processes of a name the later one has the higher number.
-fn incarnation() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |since| {
-        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     })
 }
 
@@ -474,6 +467,10 @@ impl Tier for Peers {
         let unheard = net.unheard.load(Ordering::Relaxed);
         if unheard > 0 {
             stats.faults.insert("unanswered".to_owned(), unheard);
+        }
+        let refused = common.engine.stats().refused_greetings;
+        if refused > 0 {
+            stats.faults.insert("ungreeted".to_owned(), refused);
         }
         stats
     }

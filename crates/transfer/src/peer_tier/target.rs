@@ -140,10 +140,18 @@ impl Target {
         let said = self.net.engine.converse(self.address, encode(ask)?, limit);
         match said {
             Ok((said, lender)) => {
-                let last = self.met.swap(lender.target(), Ordering::AcqRel);
-                if last != 0 && last != lender.target() {
-                    // It may have lost what it had.
-                    self.net.changes.fetch_add(1, Ordering::AcqRel);
+                let last = self.met.load(Ordering::Acquire);
+                if last != lender.target() {
+                    if let Err(error) = self.check_name() {
+                        self.undo(ask);
+                        self.leave_alone(&error);
+                        return None;
+                    }
+                    self.met.store(lender.target(), Ordering::Release);
+                    if last != 0 {
+                        // It may have lost what it had.
+                        self.net.changes.fetch_add(1, Ordering::AcqRel);
+                    }
                 }
                 let heard = decode(&said);
                 if let (None, Ask::Pin { call, .. } | Ask::Reserve { call, .. }) = (&heard, ask) {
@@ -163,6 +171,38 @@ impl Target {
                 None
             }
         }
+    }
+
+    /// Whether it is the host that it is taken for, and not another one that has its address now.
+    fn check_name(&self) -> Result<(), Error> {
+        let lost = |reason| Error::Unreachable {
+            peer: self.address.to_string(),
+            reason,
+        };
+        let ask = encode(&Ask::Name).ok_or_else(|| lost("no question".to_owned()))?;
+        let (said, _) = self
+            .net
+            .engine
+            .converse(self.address, ask, self.net.lookup)?;
+        match decode(&said) {
+            Some(Said::Name(name)) if name == self.name => Ok(()),
+            Some(Said::Name(name)) => Err(lost(format!("it is host {name:?} by now"))),
+            _ => Err(lost("it does not say which host it is".to_owned())),
+        }
+    }
+
+    /// Another host has answered, which pins and reserves nothing for this one.
+    fn undo(&self, ask: &Ask) {
+        let (Ask::Pin { call, .. } | Ask::Reserve { call, .. }) = ask else {
+            return;
+        };
+        let word = encode(&Ask::Release {
+            ids: Vec::new(),
+            calls: vec![*call],
+        });
+        // What it does not hear ends with the connection.
+        let _ended =
+            word.map(|word| (self.net.engine).converse(self.address, word, self.net.lookup));
     }
 
     /// It does not answer: it is asked nothing until it does.
@@ -197,6 +237,7 @@ impl Target {
         let target = Arc::clone(self);
         self.desk.run(move || {
             let answer = target.net.engine.ping(target.address);
+            let answer = answer.and_then(|()| target.check_name());
             let mut down = target.down.lock();
             match answer {
                 Ok(()) => {

@@ -119,8 +119,10 @@ impl Frames<'_> {
     }
 
     /// Uses what the rows name, if all of them may be: their memory is what the ranges have then,
-    /// behind the lead of a read, and stays until [`Frames::over`].
-    fn begin(&mut self, writes: bool) -> Result<(), Refused> {
+    /// behind the lead of a read, and stays until [`Frames::over`]. When the first of the grants is
+    /// over, where that is known.
+    fn begin(&mut self, writes: bool) -> Result<Option<Instant>, Refused> {
+        let mut until: Option<Instant> = None;
         let mut last: Option<(u32, Arc<Grant>)> = None;
         // Under the lock until all are there: who withdraws one either comes first, or finds this
         // connection by it.
@@ -140,6 +142,7 @@ impl Frames<'_> {
             };
             if !uses.iter().any(|one| one.is_of(&grant)) {
                 uses.push(Use::begin(&grant).ok_or((Status::Unknown, number))?);
+                until = until.into_iter().chain(grant.until).min();
             }
             grant
                 .check(row, writes)
@@ -149,7 +152,7 @@ impl Frames<'_> {
             unsafe { grant.add_to(row, &mut self.ranges) };
             last = Some((name, grant));
         }
-        Ok(())
+        Ok(until)
     }
 
     fn over(&mut self) {
@@ -162,16 +165,19 @@ impl Frames<'_> {
         let answer = head.answer(Status::Done, bytes);
         self.lead.clear();
         self.lead.extend_from_slice(answer.as_bytes());
-        if let Err(refused) = self.begin(false) {
-            self.over();
-            return self.refuse(head, refused);
-        }
+        let until = match self.begin(false) {
+            Ok(until) => until,
+            Err(refused) => {
+                self.over();
+                return self.refuse(head, refused);
+            }
+        };
         if head.is_summed() {
             self.sum = self.ranges.sum(1, bytes).0;
             // SAFETY: it stays as it is until the ranges are cleared.
             unsafe { self.ranges.push_bytes(&self.sum) };
         }
-        let sent = self.ranges.send(self.served.line.as_fd());
+        let sent = self.ranges.send_by(self.served.line.as_fd(), until);
         self.over();
         sent
     }
@@ -183,22 +189,29 @@ impl Frames<'_> {
                 "bytes of another number than its rows have",
             )));
         }
-        if let Err(refused) = self.begin(true) {
-            self.over();
-            let sum = if head.is_summed() { SUM as u64 } else { 0 };
-            socket::skip(self.served.line.as_fd(), bytes + sum)?;
-            return self.refuse(head, refused);
-        }
-        let status = self.receive_bytes(head, bytes);
+        let until = match self.begin(true) {
+            Ok(until) => until,
+            Err(refused) => {
+                self.over();
+                let sum = if head.is_summed() { SUM as u64 } else { 0 };
+                socket::skip(self.served.line.as_fd(), bytes + sum)?;
+                return self.refuse(head, refused);
+            }
+        };
+        let status = self.receive_bytes(head, bytes, until);
         self.over();
         self.tell(head.answer(status?, 0))
     }
 
-    fn receive_bytes(&mut self, head: &Head, bytes: u64) -> io::Result<Status> {
+    fn receive_bytes(
+        &mut self,
+        head: &Head,
+        bytes: u64,
+        until: Option<Instant>,
+    ) -> io::Result<Status> {
         let socket = self.served.line.as_fd();
-        let sum = self
-            .ranges
-            .receive(socket, head.is_summed().then_some(bytes))?;
+        let summed = head.is_summed().then_some(bytes);
+        let sum = self.ranges.receive_by(socket, summed, until)?;
         let Some(sum) = sum else {
             return Ok(Status::Done);
         };

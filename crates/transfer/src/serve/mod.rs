@@ -1,34 +1,45 @@
 //! The target's side: who may connect, what each initiator has opened, and its connections.
 
 mod frames;
-mod greet;
 mod served;
 mod session;
 
 use std::collections::HashMap;
+use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kvdepot_host::fork::Unshared;
+use kvdepot_host::{EachMinute, limits};
 use kvdepot_media::Buffer;
 use parking_lot::Mutex;
 
+use crate::arrivals::{self, Arrived, Host};
 use crate::error::Error;
 use crate::grant::{Grant, Names, Rights};
 use crate::line::Line;
 use crate::peer::Shake;
 use crate::rdma::Fabric;
+use crate::socket;
+use crate::tls::Failure;
+use crate::wire::{Greeting, Hello};
 use served::Served;
 use session::Session;
 
 /// How long what an initiator has opened outlives its last connection.
 const SESSION_KEPT: Duration = Duration::from_secs(60);
 
-/// Pause of the listener when the system has no descriptors, or no threads, for one more.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Connections take no more than this part of the descriptors that the process may have.
+const DESCRIPTORS_PART: usize = 4;
+
+/// Descriptors of a connection: with TLS also both ends of a pair of sockets.
+const DESCRIPTORS: usize = 1;
+const DESCRIPTORS_TLS: usize = 3;
 
 /// Answers calls, for whoever uses the engine.
 pub trait Answers: Send + Sync {
@@ -74,10 +85,11 @@ pub(crate) struct House {
     /// Numbers of grants, of all initiators: one that comes back after its session was forgotten
     /// may have old ones, which shall be nothing then, and not something else.
     numbers: AtomicU32,
-    /// Connections, also those that are not greeted yet.
     served: Mutex<Vec<Arc<Served>>>,
     connections: AtomicUsize,
     is_closing: AtomicBool,
+    /// Lines of the log about connections that are refused.
+    refusals: EachMinute,
 }
 
 impl House {
@@ -125,17 +137,105 @@ impl House {
         }
     }
 
-    fn serve(&self, served: &Arc<Served>) {
-        let greeted = greet::greet(self, served);
-        if let Some((session, lane)) = &greeted {
-            frames::serve(self, session, served);
-            served.end();
-            self.leave(session, *lane, served);
+    /// Most connections: what is configured, and what the system has descriptors for.
+    fn connections_max(&self) -> usize {
+        let each = match self.terms.shake.secured {
+            Some(_) => DESCRIPTORS_TLS,
+            None => DESCRIPTORS,
+        };
+        let most = limits::descriptors() / DESCRIPTORS_PART / each;
+        self.terms.connections_max.min(most.max(1))
+    }
+
+    /// Serves one that has proved itself, until it ends.
+    fn serve(&self, served: &Arc<Served>, hello: &Hello, welcome: &[u8]) {
+        let session = self.session(hello.engine);
+        let lane = hello.lane.get();
+        session.enter(lane, served);
+        match self.welcome(served, welcome) {
+            Ok(()) => frames::serve(self, &session, served),
+            Err(error) => {
+                let why = served
+                    .line
+                    .failure()
+                    .map_or(error.to_string(), Failure::into_text);
+                self.refused(Some(served.line.peer()), &why);
+            }
         }
         served.end();
+        self.leave(&session, lane, served);
         served.kill();
+        self.gone(served);
+    }
+
+    fn welcome(&self, served: &Served, welcome: &[u8]) -> io::Result<()> {
+        let line = &served.line;
+        line.set_write_timeout(Some(self.terms.shake.timeout))?;
+        socket::send(line.as_fd(), welcome)?;
+        line.set_write_timeout(None)
+    }
+
+    fn gone(&self, served: &Arc<Served>) {
         self.served.lock().retain(|one| !Arc::ptr_eq(one, served));
         self.connections.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// A connection that has proved itself gets a thread, where there is room for it.
+    fn admit(self: &Arc<Self>, arrived: Arrived, peer: SocketAddr) -> io::Result<()> {
+        let Arrived { way, hello, .. } = arrived;
+        if self.connections.fetch_add(1, Ordering::AcqRel) >= self.connections_max() {
+            self.connections.fetch_sub(1, Ordering::AcqRel);
+            return Err(io::Error::other("there are too many"));
+        }
+        let line = Line::from(way, peer, self.terms.shake.secured.as_ref());
+        let line = line.inspect_err(|_| {
+            self.connections.fetch_sub(1, Ordering::AcqRel);
+        })?;
+        let served = Arc::new(Served::new(line));
+        self.served.lock().push(Arc::clone(&served));
+        let (its, theirs) = (Arc::clone(&served), Arc::clone(self));
+        let serve = move || theirs.serve(&its, &hello, &arrived.welcome);
+        let thread = kvdepot_host::cpu::spawn("kvdepot-serve", serve);
+        thread.map(drop).inspect_err(|_| self.gone(&served))
+    }
+}
+
+impl Host for House {
+    fn shake(&self) -> &Shake {
+        &self.terms.shake
+    }
+
+    fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::Acquire)
+    }
+
+    fn may_try(&self, _socket: &OwnedFd) -> bool {
+        true
+    }
+
+    fn greeting(&self) -> (Greeting, u32) {
+        let is_full = self.connections.load(Ordering::Acquire) >= self.connections_max();
+        let greeting = match (self.is_closing(), is_full) {
+            (true, _) => Greeting::Closing,
+            (_, true) => Greeting::TooMany,
+            _ => Greeting::GoOn,
+        };
+        (greeting, self.terms.credit)
+    }
+
+    fn enter(self: &Arc<Self>, arrived: Arrived) {
+        let Some(peer) = arrived.peer else { return };
+        if let Err(error) = self.admit(arrived, peer) {
+            self.refused(Some(peer), &error.to_string());
+        }
+    }
+
+    fn refused(&self, peer: Option<SocketAddr>, why: &str) {
+        self.counts.greetings.fetch_add(1, Ordering::Relaxed);
+        if let Some(unsaid) = self.refusals.may_say() {
+            let peer = peer.map(tracing::field::display);
+            tracing::warn!(peer, why, unsaid, "a connection is not greeted");
+        }
     }
 }
 
@@ -143,7 +243,7 @@ impl House {
 pub(crate) struct Server {
     house: Arc<House>,
     address: SocketAddr,
-    listener: Arc<TcpListener>,
+    listener: Arc<Unshared<TcpListener>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -154,8 +254,8 @@ impl Server {
         names: Arc<Names>,
         terms: Terms,
     ) -> Result<Server, Error> {
-        let listener =
-            TcpListener::bind(address).map_err(Error::io(format!("listen at {address}")))?;
+        let listener = socket::listen(address);
+        let listener = listener.map_err(Error::io(format!("listen at {address}")))?;
         let address = listener.local_addr().map_err(Error::io("listen"))?;
         let house = Arc::new(House {
             terms,
@@ -166,10 +266,12 @@ impl Server {
             served: Mutex::default(),
             connections: AtomicUsize::new(0),
             is_closing: AtomicBool::new(false),
+            refusals: EachMinute::default(),
         });
         let listener = Arc::new(listener);
         let (its, theirs) = (Arc::clone(&listener), Arc::clone(&house));
-        let thread = kvdepot_host::cpu::spawn("kvdepot-listen", move || accept(&its, &theirs));
+        let accept = move || arrivals::run(&its, &theirs);
+        let thread = kvdepot_host::cpu::spawn("kvdepot-listen", accept);
         let thread = Mutex::new(Some(thread.map_err(Error::io("start a thread"))?));
         Ok(Server {
             house,
@@ -222,7 +324,7 @@ impl Server {
     pub(crate) fn close(&self) {
         self.house.is_closing.store(true, Ordering::Release);
         // Whoever accepts returns from it.
-        let _listens = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
+        let _listens = rustix::net::shutdown(&**self.listener, rustix::net::Shutdown::Both);
         let thread = self.thread.lock().take();
         drop(thread.map(JoinHandle::join));
         loop {
@@ -267,40 +369,5 @@ impl Drop for Lent {
                 house.end_users_of(&self.grant);
             }
         });
-    }
-}
-
-fn accept(listener: &TcpListener, house: &Arc<House>) {
-    loop {
-        let accepted = listener.accept();
-        if house.is_closing.load(Ordering::Acquire) {
-            return;
-        }
-        let Ok((stream, peer)) = accepted else {
-            // A connection that went again, or no descriptors: others are served all the same.
-            std::thread::sleep(ACCEPT_PAUSE);
-            continue;
-        };
-        let Ok(line) = Line::from(stream, peer, house.terms.shake.secured.as_ref()) else {
-            house.counts.greetings.fetch_add(1, Ordering::Relaxed);
-            std::thread::sleep(ACCEPT_PAUSE);
-            continue;
-        };
-        let before = house.connections.fetch_add(1, Ordering::AcqRel);
-        let served = Arc::new(Served::new(line));
-        if before >= house.terms.connections_max {
-            house.counts.greetings.fetch_add(1, Ordering::Relaxed);
-            greet::refuse(house, &served);
-            house.connections.fetch_sub(1, Ordering::AcqRel);
-            continue;
-        }
-        house.served.lock().push(Arc::clone(&served));
-        let (its, theirs) = (Arc::clone(&served), Arc::clone(house));
-        let thread = kvdepot_host::cpu::spawn("kvdepot-serve", move || theirs.serve(&its));
-        if thread.is_err() {
-            house.served.lock().retain(|one| !Arc::ptr_eq(one, &served));
-            house.connections.fetch_sub(1, Ordering::AcqRel);
-            std::thread::sleep(ACCEPT_PAUSE);
-        }
     }
 }

@@ -11,6 +11,15 @@ pub(crate) enum Failure {
     Lost(String),
 }
 
+impl Failure {
+    /// Why, for people.
+    pub(crate) fn into_text(self) -> String {
+        match self {
+            Failure::Refused(why) | Failure::Lost(why) => why,
+        }
+    }
+}
+
 /// Why, once it has ended: known before the inner end is shut.
 #[derive(Debug, Default)]
 pub(crate) struct Ended(OnceLock<Failure>);

@@ -8,7 +8,9 @@ mod ended;
 mod pump;
 mod secured;
 mod settings;
+mod talk;
 
 pub(crate) use ended::{Ended, Failure};
 pub(crate) use secured::Secured;
 pub use settings::Tls;
+pub(crate) use talk::Talk;

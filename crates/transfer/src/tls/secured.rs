@@ -2,12 +2,13 @@
 
 use std::fmt::Display;
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
 use kvdepot_host::Condvar;
-use kvdepot_host::fork::Origin;
+use kvdepot_host::fork::{Unshared, between_forks};
 use parking_lot::Mutex;
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
@@ -16,13 +17,14 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{
-    ClientConfig, ClientConnection, ConfigBuilder, ConfigSide, Connection, RootCertStore,
-    ServerConfig, ServerConnection, WantsVerifier, WantsVersions,
+    ClientConfig, ClientConnection, ConfigBuilder, ConfigSide, RootCertStore, ServerConfig,
+    ServerConnection, WantsVerifier, WantsVersions,
 };
 
 use super::ended::Ended;
 use super::pump::Pump;
 use super::settings::Tls;
+use super::talk::Talk;
 use crate::error::Error;
 
 /// What the files say, and the threads there are.
@@ -30,8 +32,6 @@ pub(crate) struct Secured {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
     name: Option<ServerName<'static>>,
-    /// The process that has the threads.
-    pub(crate) origin: Origin,
     running: Mutex<usize>,
     ended: Condvar,
 }
@@ -41,7 +41,7 @@ impl Secured {
     ///
     /// # Errors
     /// [`Error::Input`] names the setting whose file cannot be used.
-    pub(crate) fn read(tls: &Tls, origin: Origin) -> Result<Secured, Error> {
+    pub(crate) fn read(tls: &Tls) -> Result<Secured, Error> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let roots = Arc::new(authorities(&tls.ca)?);
         let client = client(tls, &provider, Arc::clone(&roots))?;
@@ -55,7 +55,6 @@ impl Secured {
             client: Arc::new(client),
             server: Arc::new(server),
             name,
-            origin,
             running: Mutex::new(0),
             ended: Condvar::new(),
         })
@@ -63,36 +62,37 @@ impl Secured {
 
     /// Protects a connection to a target.
     pub(crate) fn to(
-        self: &Arc<Self>,
-        stream: TcpStream,
+        &self,
+        stream: Unshared<TcpStream>,
         target: SocketAddr,
-    ) -> std::io::Result<(UnixStream, Arc<Ended>)> {
+    ) -> std::io::Result<Talk> {
         let name = self.name.clone();
         let name = name.unwrap_or_else(|| target.ip().to_canonical().into());
         let tls = ClientConnection::new(Arc::clone(&self.client), name);
-        self.cover(stream, tls.map(Connection::from))
+        let tls = tls.map_err(std::io::Error::other)?;
+        Ok(Talk::new(tls.into(), stream))
     }
 
     /// Protects a connection that an initiator has made.
-    pub(crate) fn from(
-        self: &Arc<Self>,
-        stream: TcpStream,
-    ) -> std::io::Result<(UnixStream, Arc<Ended>)> {
+    pub(crate) fn from(&self, stream: Unshared<TcpStream>) -> std::io::Result<Talk> {
         let tls = ServerConnection::new(Arc::clone(&self.server));
-        self.cover(stream, tls.map(Connection::from))
+        let tls = tls.map_err(std::io::Error::other)?;
+        Ok(Talk::new(tls.into(), stream))
     }
 
-    /// The inner end, and why it has ended once it has. What both sides prove to each other is
-    /// proved while this one is used: nothing that is sent there leaves before.
-    fn cover(
+    /// The inner end, and why it has ended once it has. What both sides prove to each other, and
+    /// have not yet, is proved while this one is used: nothing that is sent there leaves before.
+    pub(crate) fn cover(
         self: &Arc<Self>,
-        outer: TcpStream,
-        tls: Result<Connection, rustls::Error>,
-    ) -> std::io::Result<(UnixStream, Arc<Ended>)> {
-        let tls = tls.map_err(std::io::Error::other)?;
-        let (inner, theirs) = UnixStream::pair()?;
+        talk: Talk,
+    ) -> std::io::Result<(Unshared<OwnedFd>, Arc<Ended>)> {
+        let (inner, theirs) = between_forks(|| {
+            let (inner, theirs) = UnixStream::pair()?;
+            let (inner, theirs) = (Unshared::new(inner)?, Unshared::new(theirs)?);
+            Ok::<_, std::io::Error>((inner, theirs))
+        })?;
         let ended = Arc::new(Ended::default());
-        let pump = Pump::new(tls, outer, theirs, Arc::clone(&ended));
+        let pump = Pump::new(talk, theirs, Arc::clone(&ended));
         // Counted before it runs, so that whoever waits finds it.
         *self.running.lock() += 1;
         let its = Runs(Arc::clone(self));
@@ -100,7 +100,7 @@ impl Secured {
             let _its = its;
             pump.run();
         })?;
-        Ok((inner, ended))
+        Ok((inner.map(OwnedFd::from), ended))
     }
 
     /// Waits until no thread is left, once the inner ends are shut.

@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod crowds;
 mod engine;
 mod faults;
 mod local;

@@ -1,7 +1,8 @@
 //! Hosts that are killed, stopped, cut off, or come back; those that lie, and those that are none.
 
 use std::fs::{self, Permissions};
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -265,6 +266,49 @@ fn who_has_another_token_gets_nothing_and_gives_nothing() {
     assert_eq!(share(&stranger).blocks, 0);
     assert_eq!(count_done(&get(&other, &all, LEN)), 0);
     assert!(has(&ns, &all, LEN));
+}
+
+#[test]
+fn an_address_that_is_another_hosts_by_now_counts_for_that_one_alone() {
+    let mut cluster = Cluster::new(3).with("replicas", 2);
+    // `b` has gone, and `c` has its address.
+    cluster.addresses[1] = cluster.addresses[2].clone();
+    let (first, third) = (cluster.open("Peer", 0), cluster.open("Peer", 2));
+    let ns = namespace(&first);
+    let all: Vec<u64> = (0..40).collect();
+    assert!(put(&ns, &all, LEN).iter().all(|ok| *ok));
+    assert_eq!((share(&first).blocks, share(&third).blocks), (40, 40));
+    assert!(has(&namespace(&third), &all, LEN) && has(&ns, &all, LEN));
+    at_rest(&[first, third]);
+}
+
+/// Answers as a server of the web does.
+fn serve_web(listener: &TcpListener) {
+    for socket in listener.incoming() {
+        let mut socket = socket.unwrap();
+        let _request = socket.read(&mut [0; 64]);
+        let answer = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
+        let _gone = socket.write_all(answer.as_bytes());
+    }
+}
+
+#[test]
+fn an_address_that_is_no_hosts_by_now_is_passed_over() {
+    for is_silent in [true, false] {
+        let cluster = Cluster::new(2);
+        let other = TcpListener::bind(&cluster.addresses[1]).unwrap();
+        let kept = other.try_clone().unwrap();
+        if !is_silent {
+            std::thread::spawn(move || serve_web(&other));
+        }
+        let first = cluster.open("Peer", 0);
+        let ns = namespace(&first);
+        let all: Vec<u64> = (0..40).collect();
+        assert!(put(&ns, &all, LEN).iter().all(|ok| *ok));
+        assert_eq!(share(&first).blocks, 40);
+        assert!(has(&ns, &all, LEN));
+        drop(kept);
+    }
 }
 
 fn keyed(cluster: &Cluster, host: usize, digit: char) -> Value {

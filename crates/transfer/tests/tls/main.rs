@@ -367,10 +367,11 @@ fn a_forked_process_keeps_no_connection_up() {
         let Pair { one, other, .. } = pair(under(&tls), 4096);
         let address = other.address().unwrap();
         one.ping(address).unwrap();
+        let before = held().0;
         let mut stranger = TcpStream::connect(address).unwrap();
         let timeout = Some(Duration::from_secs(10));
         stranger.set_read_timeout(timeout).unwrap();
-        until("all are accepted", || other.stats().connections > 1);
+        until("both ends are there", || held().0 > before + 1);
         // SAFETY: the child calls nothing that another thread's lock could be in the way of.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
@@ -398,6 +399,31 @@ fn a_forked_process_keeps_no_connection_up() {
             libc::waitpid(child, &raw mut status, 0);
         }
         assert!(took < Duration::from_secs(5), "{took:?}, {ends:?}");
+    });
+}
+
+#[test]
+fn who_has_not_proved_itself_has_no_thread_and_one_descriptor() {
+    let test = "who_has_not_proved_itself_has_no_thread_and_one_descriptor";
+    alone(test, || {
+        let authority = Authority::new();
+        let other = engine_of(under(&authority.tls()));
+        let address = other.address().unwrap();
+        let before = held();
+        let strangers: Vec<TcpStream> = (0..20)
+            .map(|_| {
+                let mut stranger = TcpStream::connect(address).unwrap();
+                // The beginning of a handshake whose end never comes.
+                stranger.write_all(&[22, 3, 1, 2, 0, 1]).unwrap();
+                stranger
+            })
+            .collect();
+        until("both ends of all are there", || {
+            held().0 >= before.0 + 2 * strangers.len() || other.stats().refused_greetings > 0
+        });
+        let (descriptors, threads) = held();
+        assert!(descriptors <= before.0 + 2 * strangers.len());
+        assert_eq!(threads, before.1);
     });
 }
 

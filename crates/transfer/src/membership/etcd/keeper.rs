@@ -91,6 +91,7 @@ fn register(shared: &Shared, hold: &mut Hold, own: &Host) -> Result<(), Failure>
         let (header_seen, entries) = shared.keys.listed(&answer);
         let seen = entries.first();
         let host = seen.and_then(|entry| entry.host.as_ref());
+        let own = &drawn(own, host, header_seen.revision);
         if let Some(other) = host.filter(|other| other.incarnation > own.incarnation) {
             displaced(shared, hold, other);
             return Ok(());
@@ -117,8 +118,23 @@ fn register(shared: &Shared, hold: &mut Hold, own: &Host) -> Result<(), Failure>
     Err(Failure::Refused(reason))
 }
 
+/// With an incarnation, where it has none yet: later than any that was written by now, whatever the
+/// clocks of their hosts say.
+fn drawn(own: &Host, other: Option<&Host>, revision: i64) -> Host {
+    let known = other.map_or(0, |other| other.incarnation);
+    let incarnation = match own.incarnation {
+        0 => known.max(revision.unsigned_abs()).saturating_add(1),
+        given => given,
+    };
+    Host {
+        incarnation,
+        ..own.clone()
+    }
+}
+
 fn registered(shared: &Shared, hold: &mut Hold, own: &Host, revision: i64) {
     hold.written = Some(own.clone());
+    shared.set_incarnation(own.incarnation);
     shared.set_registered(Some(revision));
     shared.board.stand(Standing::Joined);
 }
@@ -142,4 +158,25 @@ fn displaced(shared: &Shared, hold: &mut Hold, other: &Host) {
         "{} is another process's, at {}, incarnation {}",
         other.name, other.address, other.incarnation
     ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_later_of_two_processes_has_the_higher_incarnation() {
+        let host = |incarnation| Host {
+            name: "a".to_owned(),
+            address: "127.0.0.1:1".to_owned(),
+            capacity: 1,
+            incarnation,
+        };
+        let first = drawn(&host(0), None, 10);
+        // It was written by then, and its key may be gone.
+        let second = drawn(&host(0), None, 11);
+        assert!(second.incarnation > first.incarnation);
+        assert!(drawn(&host(0), Some(&host(1 << 60)), 12).incarnation > 1 << 60);
+        assert_eq!(drawn(&second, Some(&host(1 << 60)), 13), second);
+    }
 }

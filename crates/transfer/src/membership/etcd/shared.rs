@@ -68,10 +68,22 @@ impl Shared {
         self.state.lock().own.clone()
     }
 
-    pub(super) fn announce(&self, own: Host) -> Result<(), Error> {
+    /// The incarnation that this process has from now on, unless it was given one.
+    pub(super) fn set_incarnation(&self, incarnation: u64) {
+        let mut state = self.state.lock();
+        if let Some(own) = state.own.as_mut().filter(|own| own.incarnation == 0) {
+            own.incarnation = incarnation;
+        }
+    }
+
+    pub(super) fn announce(&self, mut own: Host) -> Result<(), Error> {
         let mut state = self.state.lock();
         match &state.own {
-            Some(known) if known.name == own.name => {}
+            Some(known) if known.name == own.name => {
+                if own.incarnation == 0 {
+                    own.incarnation = known.incarnation;
+                }
+            }
             Some(_) => {
                 let allowed = "the name that it has joined with";
                 return Err(Error::setting("own.name", &own.name, allowed));

@@ -1,0 +1,131 @@
+//! Sockets that a forked child does not keep.
+//!
+//! A duplicate in a child keeps a connection, or a port, alive after the death of the parent: whoever
+//! is at the other end waits for an answer that never comes. So the handler puts an event that nobody
+//! else has in the place of each [`Unshared`] socket of the child. The number stays taken: what the
+//! child drops later closes that, and not something else that got the number.
+
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+
+use rustix::event::EventfdFlags;
+
+use super::between_forks;
+use crate::{Error, Result};
+
+/// Descriptors of a process have numbers below this one, unless the system was told otherwise.
+const NUMBERS: usize = 1 << 20;
+
+/// A bit for each number.
+static SOCKETS: [AtomicU64; NUMBERS / 64] = [const { AtomicU64::new(0) }; NUMBERS / 64];
+/// Words before this one have been used.
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+/// What the handler does in the child: atomics and system calls alone.
+pub(super) fn leave_in_child() {
+    let used = USED.load(SeqCst);
+    if used == 0 {
+        return;
+    }
+    // SAFETY: a system call without pointers.
+    let nothing = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    for (word, bits) in SOCKETS.iter().enumerate().take(used) {
+        let mut bits = bits.swap(0, SeqCst);
+        while bits != 0 {
+            let number = (word * 64) as i32 + bits.trailing_zeros() as i32;
+            bits &= bits - 1;
+            // SAFETY: an `Unshared` of the parent has registered the number and keeps it in use
+            // until it takes the bit back. Its twin in this process finds something else there.
+            unsafe {
+                if libc::dup3(nothing, number, libc::O_CLOEXEC) != number {
+                    libc::close(number);
+                }
+            }
+        }
+    }
+    if nothing >= 0 {
+        // SAFETY: it was opened above.
+        unsafe { libc::close(nothing) };
+    }
+}
+
+/// A socket that this process has alone: a child that is forked does not keep it.
+///
+/// A twin of it is another descriptor, which a child keeps unless it is one of these, too.
+#[derive(Debug)]
+pub struct Unshared<T: AsFd>(T);
+
+impl<T: AsFd> Unshared<T> {
+    /// Keeps what `open` opens; it is called again when another thread forks meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// Those of `open` and of [`between_forks`]; [`Error::Input`] for a number that the handler
+    /// does not look at.
+    pub fn open<E: From<Error>>(
+        mut open: impl FnMut() -> std::result::Result<T, E>,
+    ) -> std::result::Result<Unshared<T>, E> {
+        between_forks(|| Ok(Unshared::new(open()?)?))
+    }
+
+    /// Keeps a socket, within [`between_forks`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`] for a number that the handler does not look at.
+    pub fn new(socket: T) -> Result<Unshared<T>> {
+        let number = number(&socket);
+        let bits = SOCKETS.get(number / 64).ok_or_else(|| Error::Input {
+            field: "socket",
+            value: number.to_string(),
+            allowed: format!("numbers below {NUMBERS}"),
+        })?;
+        USED.fetch_max(number / 64 + 1, SeqCst);
+        bits.fetch_or(1 << (number % 64), SeqCst);
+        Ok(Unshared(socket))
+    }
+
+    /// The same descriptor as another type.
+    pub fn map<U: AsFd>(self, same: impl FnOnce(T) -> U) -> Unshared<U> {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: what was read from is neither used nor dropped any more.
+        let socket = unsafe { std::ptr::read(&raw const this.0) };
+        Unshared(same(socket))
+    }
+}
+
+fn number(socket: &impl AsFd) -> usize {
+    usize::try_from(socket.as_fd().as_raw_fd()).unwrap_or(usize::MAX)
+}
+
+impl<T: AsFd> std::ops::Deref for Unshared<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T: AsFd> AsFd for Unshared<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl<T: AsFd> Drop for Unshared<T> {
+    fn drop(&mut self) {
+        let number = number(&self.0);
+        let Some(bits) = SOCKETS.get(number / 64) else {
+            return;
+        };
+        // A child that is forked between taking the bit back and closing would keep the socket, so
+        // something else takes the number first.
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        if let Ok(nothing) = rustix::event::eventfd(0, flags) {
+            // SAFETY: both numbers are open, and the second is this one's.
+            unsafe { libc::dup3(nothing.as_raw_fd(), number as i32, libc::O_CLOEXEC) };
+        }
+        bits.fetch_and(!(1 << (number % 64)), SeqCst);
+    }
+}

@@ -1,0 +1,316 @@
+//! Connections that have yet to prove themselves: one thread for all of a listener's, which waits
+//! for none of them. A peer that says nothing costs a descriptor for a while, and only one of few.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvdepot_host::fork::Unshared;
+use kvdepot_host::limits;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketFlags};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::peer::{Shake, random};
+use crate::tls::{Failure, Talk};
+use crate::wire::{Challenge, Greeting, Hello, MAC, Proof, Turn};
+
+/// Most connections that have not proved themselves yet. Who has the token does so in two round
+/// trips.
+const UNGREETED_MAX: usize = 64;
+
+/// They take no more than this part of the descriptors that the process may have.
+const DESCRIPTORS_PART: usize = 8;
+
+/// Pause of a listener when the system has no descriptors for one more.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Who lets connections in.
+pub(crate) trait Host: Send + Sync + 'static {
+    fn shake(&self) -> &Shake;
+    fn is_closing(&self) -> bool;
+    /// Whether a connection may try.
+    fn may_try(&self, socket: &OwnedFd) -> bool;
+    /// What a hello is answered with, and the requests that may be unanswered.
+    fn greeting(&self) -> (Greeting, u32);
+    /// One has proved itself.
+    fn enter(self: &Arc<Self>, arrived: Arrived);
+    /// One has not.
+    fn refused(&self, peer: Option<SocketAddr>, why: &str);
+}
+
+/// A connection that has proved itself, and hears so by `welcome`.
+pub(crate) struct Arrived {
+    pub(crate) way: Way,
+    /// Where it comes from, over TCP.
+    pub(crate) peer: Option<SocketAddr>,
+    pub(crate) hello: Hello,
+    pub(crate) welcome: [u8; MAC],
+}
+
+/// What bytes go by.
+pub(crate) enum Way {
+    Plain(Unshared<OwnedFd>),
+    Tls(Box<Talk>),
+}
+
+impl AsFd for Way {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        match self {
+            Way::Plain(socket) => socket.as_fd(),
+            Way::Tls(talk) => talk.as_fd(),
+        }
+    }
+}
+
+/// One that has not proved itself yet.
+struct Arrival {
+    way: Way,
+    peer: Option<SocketAddr>,
+    until: Instant,
+    /// Its hello, and then its proof.
+    heard: Vec<u8>,
+    /// What its hello was answered with.
+    challenge: Option<Challenge>,
+}
+
+/// What has become of one.
+enum Heard {
+    /// Not all of it has come.
+    Little,
+    Proof(Hello, [u8; MAC]),
+    Wrong(String),
+}
+
+/// Accepts until the host closes, and the listener is shut for that.
+pub(crate) fn run<H: Host>(listener: &Unshared<impl AsFd>, host: &Arc<H>) {
+    // Without it, one that goes before it is accepted would keep the others waiting.
+    let _waits = rustix::io::ioctl_fionbio(listener, true);
+    // The oldest is the first.
+    let mut waiting: Vec<Arrival> = Vec::new();
+    while !host.is_closing() {
+        let ready = match wait(listener, &waiting) {
+            Ok(ready) => ready,
+            Err(_) => {
+                std::thread::sleep(ACCEPT_PAUSE);
+                continue;
+            }
+        };
+        if host.is_closing() {
+            return;
+        }
+        let now = Instant::now();
+        for (mut arrival, is_ready) in std::mem::take(&mut waiting).into_iter().zip(&ready[1..]) {
+            let heard = match is_ready {
+                true => arrival.hear(host.as_ref()),
+                false => Heard::Little,
+            };
+            match heard {
+                Heard::Proof(hello, welcome) => host.enter(Arrived {
+                    way: arrival.way,
+                    peer: arrival.peer,
+                    hello,
+                    welcome,
+                }),
+                Heard::Wrong(why) => host.refused(arrival.peer, &why),
+                Heard::Little if now < arrival.until => waiting.push(arrival),
+                Heard::Little => host.refused(arrival.peer, "it has not proved itself in time"),
+            }
+        }
+        if !ready[0] {
+            continue;
+        }
+        match Arrival::accept(listener, host.as_ref()) {
+            Ok(Some(arrival)) => waiting.push(arrival),
+            Ok(None) | Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+            Err(_) => std::thread::sleep(ACCEPT_PAUSE),
+        }
+        if waiting.len() > most() {
+            let dropped = waiting.remove(to_drop(&waiting));
+            host.refused(dropped.peer, "it is silent, and too many others are");
+        }
+    }
+}
+
+fn most() -> usize {
+    UNGREETED_MAX.min((limits::descriptors() / DESCRIPTORS_PART).max(1))
+}
+
+/// The oldest of the address that has most, of those that have said nothing where there is one.
+fn to_drop(waiting: &[Arrival]) -> usize {
+    let address = |arrival: &Arrival| arrival.peer.map(|peer| peer.ip().to_canonical());
+    let mut counts = HashMap::new();
+    for arrival in waiting {
+        *counts.entry(address(arrival)).or_insert(0) += 1;
+    }
+    let count = |arrival: &Arrival| counts.get(&address(arrival)).copied().unwrap_or(0);
+    let highest = waiting.iter().map(count).max();
+    let is_its = |arrival: &Arrival| Some(count(arrival)) == highest;
+    let is_silent = |arrival: &Arrival| is_its(arrival) && arrival.challenge.is_none();
+    let silent = waiting.iter().position(is_silent);
+    silent
+        .or_else(|| waiting.iter().position(is_its))
+        .unwrap_or(0)
+}
+
+/// Waits until somebody connects or one of those that wait has something, or has waited too long.
+fn wait(listener: &impl AsFd, waiting: &[Arrival]) -> Result<Vec<bool>, Errno> {
+    let until = waiting.iter().map(|arrival| arrival.until).min();
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    let limit = left.and_then(|left| Timespec::try_from(left).ok());
+    let first = PollFd::new(listener, PollFlags::IN);
+    let polled = waiting
+        .iter()
+        .map(|arrival| PollFd::new(&arrival.way, arrival.waits_for()));
+    let mut polled: Vec<PollFd<'_>> = std::iter::once(first).chain(polled).collect();
+    match rustix::event::poll(&mut polled, limit.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => return Err(error),
+    }
+    Ok(polled.iter().map(|one| !one.revents().is_empty()).collect())
+}
+
+impl Arrival {
+    /// The next one that may try, if the system has one.
+    fn accept(listener: &impl AsFd, host: &impl Host) -> Result<Option<Arrival>, Errno> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let accept = || {
+            let accepted = rustix::net::accept_with(listener, flags);
+            accepted.map_err(io::Error::from)
+        };
+        let socket = Unshared::open(accept);
+        let socket =
+            socket.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NFILE))?;
+        let socket = socket.map(TcpStream::from);
+        // None of a Unix socket.
+        let peer = socket.peer_addr().ok();
+        let socket = socket.map(OwnedFd::from);
+        if !host.may_try(&socket) {
+            return Ok(None);
+        }
+        let way = match &host.shake().secured {
+            Some(secured) if peer.is_some() => {
+                let Ok(talk) = secured.from(socket.map(TcpStream::from)) else {
+                    return Ok(None);
+                };
+                Way::Tls(Box::new(talk))
+            }
+            _ => Way::Plain(socket),
+        };
+        Ok(Some(Arrival {
+            way,
+            peer,
+            until: Instant::now() + host.shake().timeout,
+            heard: Vec::new(),
+            challenge: None,
+        }))
+    }
+
+    fn waits_for(&self) -> PollFlags {
+        match &self.way {
+            Way::Tls(talk) if talk.wants_write() => PollFlags::IN | PollFlags::OUT,
+            _ => PollFlags::IN,
+        }
+    }
+
+    /// Hears what has come, and answers it.
+    fn hear(&mut self, host: &impl Host) -> Heard {
+        let heard = self.try_hear(host);
+        heard.unwrap_or_else(|failure| Heard::Wrong(failure.into_text()))
+    }
+
+    fn try_hear(&mut self, host: &impl Host) -> Result<Heard, Failure> {
+        if !self.fill(size_of::<Hello>())? {
+            return Ok(Heard::Little);
+        }
+        let (hello, proof) = self.heard.split_at(size_of::<Hello>());
+        let hello = Hello::read_from_bytes(hello).map_err(lost)?;
+        let Some(challenge) = self.challenge else {
+            self.challenge = Some(self.answer(&hello, host)?);
+            return self.try_hear(host);
+        };
+        if proof.len() < MAC {
+            if !self.fill(size_of::<Hello>() + MAC)? {
+                return Ok(Heard::Little);
+            }
+            return self.try_hear(host);
+        }
+        let theirs = <[u8; MAC]>::read_from_bytes(proof).map_err(lost)?;
+        let proof = Proof {
+            key: &host.shake().key,
+            hello: &hello,
+            challenge: &challenge,
+        };
+        if proof.proves(Turn::Initiator, &[], theirs) {
+            return Ok(Heard::Proof(hello, proof.mac(Turn::Target, &theirs)));
+        }
+        // It need not try again, as one does whose connection ends.
+        self.say(&[0; MAC])?;
+        Ok(Heard::Wrong("it has another token".to_owned()))
+    }
+
+    /// What a hello was answered with; an error where that is the end.
+    fn answer(&mut self, hello: &Hello, host: &impl Host) -> Result<Challenge, Failure> {
+        let (greeting, credit) = host.greeting();
+        let greeting = match (greeting, hello.greet().map_err(lost)?) {
+            (Greeting::GoOn, told) => told,
+            (other, _) => other,
+        };
+        let nonce = random().map_err(lost)?;
+        let challenge = Challenge::new(greeting, credit, host.shake().engine, nonce);
+        self.say(challenge.as_bytes())?;
+        match greeting {
+            Greeting::GoOn => Ok(challenge),
+            other => Err(Failure::Refused(format!("{other:?}"))),
+        }
+    }
+
+    /// Receives until there are so many bytes; false where more are to come.
+    fn fill(&mut self, len: usize) -> Result<bool, Failure> {
+        while self.heard.len() < len {
+            let missing = len - self.heard.len();
+            match &mut self.way {
+                Way::Plain(socket) => {
+                    let mut bytes = [0; size_of::<Hello>() + MAC];
+                    let room = &mut bytes[..missing];
+                    match rustix::net::recv(&*socket, &mut *room, RecvFlags::DONTWAIT) {
+                        Ok((_, 0)) => return Err(lost("it has ended")),
+                        Ok((_, got)) => self.heard.extend_from_slice(&bytes[..got]),
+                        Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
+                        Err(error) => return Err(lost(error)),
+                    }
+                }
+                Way::Tls(talk) => {
+                    let got = talk.take(missing)?;
+                    if got.is_empty() {
+                        return Ok(false);
+                    }
+                    self.heard.extend(got);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Says a few bytes, which the system takes as nothing was said before.
+    fn say(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        match &mut self.way {
+            Way::Plain(socket) => {
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                match rustix::net::send(&*socket, bytes, flags).map_err(lost)? {
+                    sent if sent == bytes.len() => Ok(()),
+                    _ => Err(lost("it takes nothing")),
+                }
+            }
+            Way::Tls(talk) => talk.say(bytes),
+        }
+    }
+}
+
+fn lost(error: impl ToString) -> Failure {
+    Failure::Lost(error.to_string())
+}
