@@ -6,6 +6,7 @@ use kvdepot_arena::gate::Pass;
 use kvdepot_arena::{Error, Key, NamespaceId};
 
 use super::Core;
+use super::lookup::run;
 use crate::journal::Journal;
 use crate::task::{Mirror, Outcome, Task};
 use crate::tier::Apart;
@@ -89,6 +90,7 @@ impl Lookup {
     fn ask(self, tier: usize, mut found: Vec<bool>) {
         let core = Arc::clone(&self.core);
         let Some((at, apart, missing)) = core.next_apart(tier, &found) else {
+            core.note_found(self.namespace, &self.keys, run(&found));
             let missing = (0..found.len()).filter(|index| !found[*index]);
             let missing: Vec<_> = missing.map(|index| (index, Outcome::Miss)).collect();
             return self.task.acknowledge_all(&missing);

@@ -23,7 +23,9 @@ impl Core {
     pub fn contains(self: &Arc<Core>, id: NamespaceId, keys: &[Key]) -> Result<Vec<bool>, Error> {
         let pass = self.gate.enter()?;
         self.asked(id, keys);
-        Ok(self.found(pass, id, keys))
+        let found = self.found(pass, id, keys);
+        self.note_found(id, keys, run(&found));
+        Ok(found)
     }
 
     /// Whether each key's block is stored in some tier. Waits for those that answer late.
@@ -53,8 +55,9 @@ impl Core {
         let mut count = self.stored_run(id, keys);
         if count < keys.len() && self.is_apart() {
             let found = self.found(pass, id, &keys[count..]);
-            count += found.into_iter().take_while(|found| *found).count();
+            count += run(&found);
         }
+        self.note_found(id, keys, count);
         Ok(count)
     }
 
@@ -272,6 +275,11 @@ impl Core {
             None => Ok(answers.into_iter().map(Result::ok).collect()),
         }
     }
+}
+
+/// How many of the first are found.
+pub(super) fn run(found: &[bool]) -> usize {
+    found.iter().take_while(|found| **found).count()
 }
 
 /// Takes what is behind the first miss.

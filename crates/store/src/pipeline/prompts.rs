@@ -33,6 +33,12 @@ impl Prompts {
         known.copied()
     }
 
+    fn forget(&self, block: &Identity) {
+        let mut known = self.0.lock();
+        known.now.remove(block);
+        known.before.remove(block);
+    }
+
     fn note(&self, block: Identity, next: Stamps) {
         let mut known = self.0.lock();
         if known.now.len() >= REMEMBERED {
@@ -76,6 +82,16 @@ impl Core {
             // What an earlier process has stored tells only that it was there.
             Some(stamp) => (stamp >= self.opened).then(|| Stamps::behind(stamp)),
             None => self.prompts.get(&block),
+        }
+    }
+
+    /// Notes that somebody asks for a prompt, of which the first so many blocks are there: what
+    /// continues them is new again.
+    pub(super) fn note_found(&self, namespace: NamespaceId, keys: &[Key], there: usize) {
+        if let Some(key) = there.checked_sub(1).map(|last| keys[last])
+            && self.is_apart()
+        {
+            self.prompts.forget(&Identity { namespace, key });
         }
     }
 

@@ -6,7 +6,6 @@
 //! missed for a moment, as somebody may write it now.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::{Identity, NamespaceId, clock};
@@ -17,6 +16,9 @@ const MISSED: Duration = Duration::from_millis(250);
 
 /// Most names of a generation, some 100 bytes each.
 const NAMES_MAX: usize = 1 << 15;
+
+/// Names that a call reads or notes at a time: others have their turn between them.
+const NAMES_TURN: usize = 256;
 
 /// With `V` of each that was found.
 pub(super) struct Filter<V>(Mutex<State<V>>);
@@ -70,19 +72,30 @@ impl<V: Clone> Filter<V> {
     #[expect(clippy::option_option, reason = "known, and found")]
     pub(super) fn of(
         &self,
-        names: impl Iterator<Item = Identity>,
+        mut names: impl Iterator<Item = Identity>,
     ) -> (Vec<Option<Option<V>>>, u64) {
-        let now = clock::now();
-        let mut state = self.0.lock();
-        state.found.age(now, FOUND);
-        state.missed.age(now, MISSED);
-        let known = |name| {
-            if let Some((_, found)) = state.found.get(&name) {
-                return Some(Some(found.clone()));
+        let mut all = Vec::with_capacity(names.size_hint().0);
+        let mut first = None;
+        loop {
+            let some: Vec<Identity> = names.by_ref().take(NAMES_TURN).collect();
+            let is_last = some.len() < NAMES_TURN;
+            let now = clock::now();
+            let mut state = self.0.lock();
+            state.found.age(now, FOUND);
+            state.missed.age(now, MISSED);
+            // What is written between two turns is newer than the whole question.
+            let turn = *first.get_or_insert(state.turn);
+            let known = |name| {
+                if let Some((_, found)) = state.found.get(&name) {
+                    return Some(Some(found.clone()));
+                }
+                state.missed.get(&name).map(|_| None)
+            };
+            all.extend(some.into_iter().map(known));
+            if is_last {
+                return (all, turn);
             }
-            state.missed.get(&name).map(|_| None)
-        };
-        (names.map(known).collect(), state.turn)
+        }
     }
 
     /// Notes what was written or removed.
@@ -116,18 +129,24 @@ impl<V: Clone> Filter<V> {
     /// since is there all the same, and what was removed since is not.
     pub(super) fn note_answers(
         &self,
-        names: impl Iterator<Item = (Identity, Option<V>)>,
+        mut names: impl Iterator<Item = (Identity, Option<V>)>,
         turn: u64,
     ) {
-        let now = clock::now();
-        let mut state = self.0.lock();
-        state.found.age(now, FOUND);
-        state.missed.age(now, MISSED);
-        let State { found, missed, .. } = &mut *state;
-        for (name, answer) in names {
-            match answer {
-                Some(value) => found.learn(missed, name, value, turn),
-                None => missed.learn(found, name, (), turn),
+        loop {
+            let some: Vec<_> = names.by_ref().take(NAMES_TURN).collect();
+            if some.is_empty() {
+                return;
+            }
+            let now = clock::now();
+            let mut state = self.0.lock();
+            state.found.age(now, FOUND);
+            state.missed.age(now, MISSED);
+            let State { found, missed, .. } = &mut *state;
+            for (name, answer) in some {
+                match answer {
+                    Some(value) => found.learn(missed, name, value, turn),
+                    None => missed.learn(found, name, (), turn),
+                }
             }
         }
     }
@@ -140,8 +159,9 @@ struct Generations<V> {
     begun: Option<Instant>,
 }
 
-/// With the turns in which they were noted.
-type Names<V> = HashMap<Identity, (u64, V), BuildHasherDefault<Fold>>;
+/// With the turns in which they were noted. Clients choose keys: each table has a random secret, so
+/// that nobody chooses collisions.
+type Names<V> = HashMap<Identity, (u64, V)>;
 
 impl<V> Default for Generations<V> {
     fn default() -> Generations<V> {
@@ -190,27 +210,6 @@ impl<V> Generations<V> {
     }
 }
 
-/// Keys are hashes: folding them is enough.
-#[derive(Default)]
-struct Fold(u64);
-
-impl Hasher for Fold {
-    fn write(&mut self, bytes: &[u8]) {
-        let (words, rest) = bytes.as_chunks::<8>();
-        for word in words {
-            self.0 = (self.0.rotate_left(5) ^ u64::from_le_bytes(*word))
-                .wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        }
-        for byte in rest {
-            self.0 = (self.0.rotate_left(5) ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3);
-        }
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use kvdepot_arena::Key;
@@ -224,6 +223,33 @@ mod tests {
             namespace: NamespaceId([1; 16]),
             key: Key([byte; 32]),
         }
+    }
+
+    /// A client that chooses keys would choose such that collide.
+    #[test]
+    fn no_two_tables_hash_a_name_alike() {
+        let hash = || {
+            use std::hash::BuildHasher;
+            Names::<()>::default().hasher().hash_one(name(1))
+        };
+        assert_ne!(hash(), hash());
+    }
+
+    #[test]
+    fn a_call_lets_others_have_their_turn_between_its_names() {
+        let filter = Filter::<()>::default();
+        let names = || {
+            (0..3 * NAMES_TURN).map(|number| {
+                assert!(filter.0.try_lock().is_some(), "it is held for all names");
+                let mut key = [0; 32];
+                key[..8].copy_from_slice(&number.to_le_bytes());
+                let key = Key(key);
+                Identity { key, ..name(1) }
+            })
+        };
+        filter.note_answers(names().map(|name| (name, HERE)), 0);
+        let (known, _) = filter.of(names());
+        assert_eq!(known.len(), 3 * NAMES_TURN);
     }
 
     #[test]

@@ -11,3 +11,4 @@ mod s3;
 mod s3_conditions;
 mod s3_faults;
 mod s3_lists;
+mod s3_pressure;

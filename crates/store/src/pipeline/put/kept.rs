@@ -1,6 +1,7 @@
 //! What edges keep from going on: it stays where it is, and is stored all the same where a tier
 //! further away has it already.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use kvdepot_arena::Key;
@@ -70,6 +71,7 @@ impl Put {
                 }
             };
             // The next tier may have room.
+            let refused: HashSet<usize> = refused.into_iter().collect();
             unpaid.extend(here.iter().filter(|(_, index)| refused.contains(index)));
         }
         for (tier, index) in unpaid {

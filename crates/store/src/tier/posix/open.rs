@@ -4,7 +4,7 @@ mod left;
 mod making;
 mod marks;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use kvdepot_arena::clock::unix_seconds;
 use kvdepot_arena::format::file_header::{self, FileHeader, LEN};
 use kvdepot_arena::format::file_note::{self, FileNote};
 use kvdepot_arena::parts::{self, Part};
-use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, TakesBack, Token};
+use kvdepot_arena::{Error, Identity, NamespaceId, Place, Reserved, TakesBack, Token};
 use kvdepot_host::dir::{Seen, annotate, annotation};
 use kvdepot_media::checksum::compose;
 use kvdepot_media::file::{File, Hands, Manner};
@@ -32,7 +32,6 @@ use super::uses::Uses;
 use crate::keyring::Keyring;
 use crate::tier::{BlockFile, Directory, Ends, Outside, Proof, Terms};
 use left::Left;
-use making::Making;
 
 pub(super) struct Open {
     number: u32,
@@ -63,8 +62,8 @@ pub(super) struct Open {
 struct State {
     /// By sequence.
     files: HashMap<u64, Opened>,
-    /// Blocks that this process writes.
-    writing: HashSet<Identity>,
+    /// Blocks that this process writes, by the sequences of their files; 0 where there is none yet.
+    writing: HashMap<Identity, u64>,
     closed: bool,
 }
 
@@ -276,6 +275,9 @@ impl Open {
             drop(state);
             return None;
         }
+        if opened.new {
+            state.writing.insert(place.identity, sequence);
+        }
         state.files.insert(sequence, opened);
         Some(place)
     }
@@ -302,33 +304,6 @@ impl Open {
         match self.far && !files.is_empty() {
             true => self.desk.run(move || drop(files)),
             false => drop(files),
-        }
-    }
-
-    /// Begins to write a block, unless this process does already.
-    pub(super) fn begin(self: &Arc<Open>, name: Identity) -> Option<Making> {
-        let is_first = self.state.lock().writing.insert(name);
-        is_first.then(|| Making::new(self, name))
-    }
-
-    /// From now on a removal ends these, however long they take: who put them may have heard that
-    /// they are not stored.
-    pub(super) fn publishes(&self, written: &[(Reserved, Checksum)]) {
-        let mut state = self.state.lock();
-        for (reserved, _) in written {
-            if let Some(opened) = state.files.get_mut(&reserved.token.sequence) {
-                opened.copy = true;
-            }
-        }
-    }
-
-    /// Copies of these that are being written are not published, nor is what waits for that.
-    pub(super) fn forget_copies(&self, namespace: NamespaceId, keys: Option<&[Key]>) {
-        let mut state = self.state.lock();
-        for opened in state.files.values_mut().filter(|opened| opened.copy) {
-            let name = opened.place.identity;
-            let is_one = keys.is_none_or(|keys| keys.contains(&name.key));
-            opened.removed |= name.namespace == namespace && is_one;
         }
     }
 
@@ -443,8 +418,9 @@ impl Open {
     /// How many are pinned, and how many written.
     pub(super) fn counts(&self) -> (u64, u64) {
         let state = self.state.lock();
-        let new = state.files.values().filter(|opened| opened.new).count() as u64;
-        (state.files.len() as u64 - new, new)
+        let new = state.writing.values().filter(|sequence| **sequence > 0);
+        let new = new.count() as u64;
+        ((state.files.len() as u64).saturating_sub(new), new)
     }
 
     /// Nothing is pinned or written any more.
@@ -453,6 +429,7 @@ impl Open {
         let left = {
             let mut state = self.state.lock();
             state.closed = true;
+            state.writing.clear();
             std::mem::take(&mut state.files)
         };
         for opened in left.into_values().filter(|opened| opened.new) {

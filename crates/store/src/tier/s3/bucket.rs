@@ -481,7 +481,7 @@ impl Bucket {
     }
 
     /// From a half to one: processes that were refused together do not come again together.
-    fn chance(&self) -> f64 {
+    pub(super) fn chance(&self) -> f64 {
         let number = self.dice.fetch_add(1, Ordering::Relaxed);
         let now = kvdepot_arena::clock::now();
         let mixed = xxhash_rust::xxh3::xxh3_64(format!("{number} {now:?}").as_bytes());

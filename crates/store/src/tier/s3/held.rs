@@ -1,6 +1,7 @@
 //! Blocks that are pinned or written now.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,6 +20,9 @@ use crate::tier::{Ends, Proof};
 /// Most blocks that are pinned at a time: some hundred bytes each.
 const HELD_MAX: usize = 1 << 20;
 
+/// Keys of a call that are looked at at a time: others have their turn between them.
+const KEYS_TURN: usize = 256;
+
 pub(super) struct Held {
     number: u32,
     /// What blocks are authenticated with.
@@ -31,8 +35,9 @@ pub(super) struct Held {
 struct State {
     /// By sequence.
     blocks: HashMap<u64, Block>,
-    /// Blocks that this process writes.
-    writing: HashSet<Identity>,
+    /// Blocks that this process writes, by the sequences of their reservations; 0 where there is
+    /// none yet.
+    writing: HashMap<Identity, u64>,
     closed: bool,
 }
 
@@ -147,6 +152,9 @@ impl Held {
         if state.closed || state.blocks.len() >= HELD_MAX {
             return None;
         }
+        if matches!(block.what, What::New(_)) {
+            state.writing.insert(place.identity, sequence);
+        }
         state.blocks.insert(sequence, block);
         Some(place)
     }
@@ -188,8 +196,11 @@ impl Held {
 
     /// Begins to write a block, unless this process does already.
     pub(super) fn begin(self: &Arc<Held>, name: Identity) -> Option<Making> {
-        let is_first = self.state.lock().writing.insert(name);
-        is_first.then(|| Making {
+        match self.state.lock().writing.entry(name) {
+            Entry::Occupied(_) => return None,
+            Entry::Vacant(writing) => writing.insert(0),
+        };
+        Some(Making {
             held: Arc::clone(self),
             name,
             made: false,
@@ -208,12 +219,19 @@ impl Held {
 
     /// Copies of these that are being written are not published, nor is what waits for that.
     pub(super) fn forget_copies(&self, namespace: NamespaceId, keys: Option<&[Key]>) {
-        let mut state = self.state.lock();
-        for block in state.blocks.values_mut() {
-            let name = block.place.identity;
-            if let What::New(new) = &mut block.what {
-                let is_one = keys.is_none_or(|keys| keys.contains(&name.key));
-                new.removed |= new.copy && name.namespace == namespace && is_one;
+        for some in keys.unwrap_or_default().chunks(KEYS_TURN) {
+            let mut state = self.state.lock();
+            for key in some {
+                let key = *key;
+                state.forget_copy(&Identity { namespace, key });
+            }
+        }
+        if keys.is_none() {
+            let mut state = self.state.lock();
+            let names = state.writing.keys();
+            let names = names.filter(|name| name.namespace == namespace).copied();
+            for name in names.collect::<Vec<_>>() {
+                state.forget_copy(&name);
             }
         }
     }
@@ -278,15 +296,16 @@ impl Held {
     /// How many are pinned, and how many written.
     pub(super) fn counts(&self) -> (u64, u64) {
         let state = self.state.lock();
-        let new = |block: &&Block| matches!(block.what, What::New(_));
-        let new = state.blocks.values().filter(new).count() as u64;
-        (state.blocks.len() as u64 - new, new)
+        let new = state.writing.values().filter(|sequence| **sequence > 0);
+        let new = new.count() as u64;
+        ((state.blocks.len() as u64).saturating_sub(new), new)
     }
 
     pub(super) fn close(&self) {
         let left = {
             let mut state = self.state.lock();
             state.closed = true;
+            state.writing.clear();
             std::mem::take(&mut state.blocks)
         };
         drop(left);
@@ -294,6 +313,14 @@ impl Held {
 }
 
 impl State {
+    fn forget_copy(&mut self, name: &Identity) {
+        let block = self.writing.get(name);
+        let block = block.and_then(|sequence| self.blocks.get_mut(sequence));
+        if let Some(What::New(new)) = block.map(|block| &mut block.what) {
+            new.removed |= new.copy;
+        }
+    }
+
     fn new_of(&mut self, place: &Place) -> Option<&mut New> {
         match &mut self.blocks.get_mut(&place.token.sequence)?.what {
             What::New(new) => Some(new),

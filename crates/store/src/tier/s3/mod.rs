@@ -6,7 +6,8 @@
 //! anything else is a miss; every wait for the store has an end.
 //!
 //! `bucket` asks the store, `object` is what is read, `staging` what is written and `send` how,
-//! `held` what is pinned or reserved, `usage` counts for all and `collect` makes room.
+//! `held` what is pinned or reserved, `usage` counts for all, `uses` knows when blocks were used and
+//! `collect` makes room.
 
 mod bucket;
 mod collect;
@@ -15,9 +16,11 @@ mod described;
 mod held;
 mod object;
 mod options;
+mod remove;
 mod send;
 mod staging;
 mod usage;
+mod uses;
 mod voice;
 mod write;
 
@@ -257,10 +260,18 @@ impl Tier for S3 {
     fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
         let names = identities(namespace, keys);
         let pin = |common: Arc<Common>, name| async move { common.pin(name).await };
-        self.look_up(names, reply, pin, |found: Vec<Option<Option<Pinned>>>| {
-            let pins = found.into_iter().map(Option::flatten);
-            pins.map(|pin| pin.map(Pinned::hand_out)).collect()
-        });
+        let common = Arc::clone(&self.common);
+        self.look_up(
+            names,
+            reply,
+            pin,
+            move |found: Vec<Option<Option<Pinned>>>| {
+                let pins = found.into_iter().map(Option::flatten);
+                let pins: Vec<_> = pins.map(|pin| pin.map(Pinned::hand_out)).collect();
+                common.note_uses(pins.iter().flatten().map(|place| place.identity));
+                pins
+            },
+        );
     }
 
     fn unpin(&self, places: &[Place]) {
@@ -295,6 +306,8 @@ impl Tier for S3 {
 
     fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>) {
         self.common.held.publishes(&written);
+        let names: Vec<_> = written.iter().map(|(one, _)| one.identity).collect();
+        let noting = Arc::clone(&self.common);
         let publish = move |common: Arc<Common>, (reserved, checksum)| async move {
             common.publish(reserved, checksum, pinned).await
         };
@@ -303,7 +316,12 @@ impl Tier for S3 {
             written,
             question,
             publish,
-            |stored: Vec<Option<Option<Pinned>>>| {
+            move |stored: Vec<Option<Option<Pinned>>>| {
+                let there = names
+                    .iter()
+                    .zip(&stored)
+                    .filter(|(_, stored)| stored.is_some());
+                noting.note_uses(there.map(|(name, _)| *name));
                 let told = stored.into_iter().map(|stored| {
                     let pin = stored.as_ref().map(|_| ());
                     let _pinned = stored.flatten().map(Pinned::hand_out);
@@ -453,6 +471,13 @@ fn leave(runtime: Runtime) {
 }
 
 impl Common {
+    /// Notes a use of blocks in prefix order.
+    fn note_uses(&self, names: impl DoubleEndedIterator<Item = Identity>) {
+        if let Some((usage, _)) = &self.fleet {
+            usage.uses.note(names);
+        }
+    }
+
     fn path_of(&self, name: &Identity) -> Path {
         self.bucket.path(&path_of(name, spread(name) % FOLDERS))
     }
@@ -540,49 +565,5 @@ impl Common {
             found,
             table,
         }
-    }
-
-    /// Removes a block's object: the one of that version, or whichever has its name. Whether there
-    /// was one.
-    async fn remove(&self, name: &Identity, e_tag: Option<&str>) -> Result<bool, Fault> {
-        let path = self.path_of(name);
-        let seen = look(&self.bucket, Way::Write, &path, (name, false)).await?;
-        let (len, is_one) = match &seen {
-            Seen::Nothing => (0, false),
-            Seen::Block(Found {
-                e_tag: other, note, ..
-            }) => (note.len, e_tag.is_none_or(|e_tag| e_tag == &**other)),
-            Seen::Strange { e_tag: other, .. } => (0, e_tag.is_none_or(|e_tag| e_tag == &**other)),
-        };
-        if is_one {
-            self.bucket.remove(&path).await?;
-            self.departures.note(name, len);
-        }
-        if is_one || e_tag.is_none() {
-            self.filter.note(*name, None);
-        }
-        Ok(is_one)
-    }
-
-    async fn clear(&self, namespace: NamespaceId) -> Result<usize, Fault> {
-        let (mut count, mut all) = (0, true);
-        for begin in (0..FOLDERS).step_by(LISTED as usize) {
-            let some = begin..begin + LISTED;
-            let names = self.names(some, namespace).await?;
-            let paths = names
-                .into_iter()
-                .map(|(name, path, len)| (path, (name, len)));
-            let paths: Vec<_> = paths.collect();
-            let asked = paths.len();
-            let gone = self.bucket.remove_all(paths).await;
-            all &= gone.len() == asked;
-            for (name, len) in &gone {
-                self.departures.note(name, *len);
-            }
-            count += gone.len();
-        }
-        self.filter.clear(namespace);
-        // Why is counted.
-        all.then_some(count).ok_or(Fault::Lost)
     }
 }

@@ -10,25 +10,31 @@
 //! Announcements are a small part of the capacity, and written from without asking again. All of
 //! it holds where the store shows what was written to whoever looks later, as S3 does.
 
+mod lease;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::FutureExt;
 use kvdepot_arena::clock;
 use object_store::path::Path;
-use object_store::{
-    GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion,
-};
+use object_store::{GetOptions, ObjectMeta, ObjectStore, PutMode, PutOptions};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::bucket::{Bucket, Fault, Way};
+use super::uses::{StoreTime, Uses};
+pub(super) use lease::{Collecting, Counted};
 
 /// The folder, and in it the count and the one who collects.
 pub(super) const FOLDER: &str = "usage";
 const COUNT: &str = "count";
 const LEASE: &str = "lease";
+
+/// The folder of marks.
+pub(super) const MARKS: &str = "marks";
 
 /// What all processes together announce before they need it, of the capacity; and for how many at
 /// least, as others may come.
@@ -39,15 +45,24 @@ const GRANTS_LEAST: u64 = 4;
 pub(super) const BEGIN: u64 = 940;
 pub(super) const END: u64 = 900;
 
-/// How long one who collects is believed to, and one who has said nothing to live.
-const LEASE_TIME: Duration = Duration::from_secs(300);
-const SILENT: Duration = Duration::from_secs(1800);
+/// How long one who has said nothing is believed to live.
+const SILENT: Duration = Duration::from_secs(300);
+
+/// How long a look is believed that has found no room, unless some is made.
+const FULL_AGAIN: Duration = Duration::from_secs(2);
+
+/// How often marks of use are stored: so many times while all of the bucket is written once, as
+/// far as that is known, within these bounds.
+const MARKS_PART: u32 = 16;
+const MARKS_LEAST: Duration = Duration::from_secs(5);
+const MARKS_MOST: Duration = Duration::from_secs(900);
+const MARKS_FIRST: Duration = Duration::from_secs(60);
 
 /// How many times as long as it is waited for a write may be under way.
 const UNDER_WAY: u32 = 30;
 
 /// How often a process says that it is there.
-const BEAT: Duration = Duration::from_secs(600);
+const BEAT: Duration = Duration::from_secs(60);
 
 /// What one process says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,11 +78,16 @@ pub(super) struct Count {
     settled: HashMap<String, u64>,
     /// Seconds of its end, by the store's clock.
     at: i64,
+    /// Seconds since the last use of the newest block that went; `None` where none has gone yet.
+    #[serde(default)]
+    turnover: Option<u64>,
 }
 
 /// The count, as one process uses it.
 pub(super) struct Usage {
     bucket: Arc<Bucket>,
+    /// When this process has used blocks.
+    pub(super) uses: Uses,
     me: String,
     capacity: u64,
     mine: Mutex<Mine>,
@@ -88,6 +108,12 @@ struct Mine {
     said_at: Option<std::time::Instant>,
     /// What is in use, when that was looked at last.
     seen: u64,
+    /// When a look has found no room.
+    full: Option<std::time::Instant>,
+    /// What was seen last of the store's clock, and of what the bucket turns over.
+    time: Option<StoreTime>,
+    turnover: Option<u64>,
+    marked_at: Option<std::time::Instant>,
 }
 
 /// What is in use.
@@ -160,6 +186,7 @@ impl Usage {
         let host: String = host.chars().take(64).map(plain).collect();
         Arc::new(Usage {
             bucket: Arc::clone(bucket),
+            uses: Uses::new(),
             me: format!("{host}-{}-{random:016x}", std::process::id()),
             capacity,
             mine: Mutex::default(),
@@ -194,6 +221,11 @@ impl Usage {
         if let Some(promise) = self.take_granted(bytes) {
             return Ok(Some(promise));
         }
+        // Who collects says when it is worth another look.
+        let full = self.mine.lock().full;
+        if full.is_some_and(|at| clock::since(at) < FULL_AGAIN) {
+            return Ok(None);
+        }
         // A whole grant, or what is needed now.
         let ahead = self.grant(others.len() as u64 + 1).max(beyond);
         for more in [bytes.saturating_add(ahead), bytes] {
@@ -213,9 +245,21 @@ impl Usage {
                 continue;
             }
             self.say(granted).await?;
-            self.mine.lock().seen = used.bytes.saturating_sub(announced - granted);
+            let seen = used.bytes.saturating_sub(announced - granted);
+            let mut mine = self.mine.lock();
+            mine.seen = seen;
+            // With less in advance it would be the same.
+            if used.counted.is_none() || seen.saturating_add(bytes) > self.capacity {
+                break;
+            }
         }
+        self.mine.lock().full = Some(clock::now());
         Ok(None)
+    }
+
+    /// There may be room again.
+    pub(super) fn look_again(&self) {
+        self.mine.lock().full = None;
     }
 
     /// What one of so many processes announces in advance.
@@ -243,13 +287,25 @@ impl Usage {
         let announced = {
             let mine = self.mine.lock();
             let beats = mine.said_at.is_none_or(is_late) || mine.said.announced != mine.granted;
-            beats.then_some(mine.granted)
+            (beats || self.is_behind(&mine)).then_some(mine.granted)
         };
         if let Some(announced) = announced {
             self.say(announced).await?;
         }
         let look = self.look(&mut others).await?;
         Ok(self.used_of(&look))
+    }
+
+    /// Whether it is worth saying what is settled: what a process that is killed has not said is
+    /// in use twice for the others, as it is found, too.
+    pub(super) fn is_unsaid(&self) -> bool {
+        self.is_behind(&self.mine.lock())
+    }
+
+    fn is_behind(&self, mine: &Mine) -> bool {
+        let doubts: u64 = mine.doubts.iter().map(|(_, bytes)| bytes).sum();
+        let is_idle = mine.taken == mine.settled + doubts;
+        is_idle && mine.settled.saturating_sub(mine.said.settled) >= self.grant(GRANTS_LEAST)
     }
 
     fn used_of(&self, look: &Look) -> Used {
@@ -273,9 +329,11 @@ impl Usage {
             announced,
             settled: self.settled(),
         };
+        // Not later than the store's time of it.
+        let now = clock::now();
         self.put(&self.me, &said, PutMode::Overwrite).await?;
         let mut mine = self.mine.lock();
-        (mine.said, mine.said_at) = (said, Some(clock::now()));
+        (mine.said, mine.said_at) = (said, Some(now));
         Ok(())
     }
 
@@ -292,77 +350,36 @@ impl Usage {
         mine.settled
     }
 
-    /// Begins to collect, unless another one does; what this process has settled is said before.
-    pub(super) async fn collect(&self) -> Result<Option<Collecting>, Fault> {
-        let mut others = self.others.lock().await;
-        let granted = self.mine.lock().granted;
-        self.say(granted).await?;
-        let look = self.look(&mut others).await?;
-        let mode = match &look.lease {
-            None => PutMode::Create,
-            Some(lease) => {
-                if look.age_of(lease) < LEASE_TIME {
-                    return Ok(None);
-                }
-                let head = || self.bucket.store().head(&lease.location).boxed();
-                match self.bucket.ask_for(Way::Write, head).await? {
-                    Some(lease) => PutMode::Update(UpdateVersion {
-                        e_tag: lease.e_tag,
-                        version: None,
-                    }),
-                    None => PutMode::Create,
-                }
-            }
+    /// How long it is until marks are to be stored, where there are uses that they do not have.
+    pub(super) fn marks_in(&self) -> Duration {
+        let mine = self.mine.lock();
+        let interval = match mine.turnover {
+            Some(seconds) => Duration::from_secs(seconds) / MARKS_PART,
+            None => MARKS_FIRST,
         };
-        match self.put(LEASE, &self.me, mode).await {
-            Ok(()) => {}
-            Err(Fault::Taken | Fault::Changed) => return Ok(None),
-            // A store without conditions: two who collect at once find the same.
-            Err(Fault::Unknown) => self.put(LEASE, &self.me, PutMode::Overwrite).await?,
-            Err(fault) => return Err(fault),
-        }
-        let settled = look.all.iter();
-        let settled = settled.map(|(name, said, _)| (name.clone(), said.settled));
-        // One of the future lives: what it has is used.
-        let long_ago = look.now.saturating_sub_unsigned(SILENT.as_secs());
-        let is_silent = |meta: &ObjectMeta| meta.last_modified.timestamp() < long_ago;
-        let (silent, live): (Vec<_>, Vec<_>) = look
-            .all
-            .iter()
-            .partition(|(name, _, meta)| *name != self.me && is_silent(meta));
-        let left = live.iter();
-        let left = left.map(|(_, said, _)| said.announced.saturating_sub(said.settled));
-        Ok(Some(Collecting {
-            left: left.fold(0, u64::saturating_add),
-            settled: settled.collect(),
-            silent: silent.iter().map(|(name, ..)| name.clone()).collect(),
-            now: look.now,
-        }))
+        let interval = interval.clamp(MARKS_LEAST, MARKS_MOST);
+        let since = mine.marked_at.map_or(interval, clock::since);
+        interval.saturating_sub(since)
     }
 
-    /// Says what has been found, and is there no more; what has ended long ago is forgotten.
-    pub(super) async fn found(&self, by: Collecting, bytes: u64) -> Result<(), Fault> {
-        let mut count = Count {
-            bytes,
-            settled: by.settled,
-            at: by.now,
+    /// Stores marks of the uses since the last ones.
+    pub(super) async fn mark(&self) {
+        let time = self.mine.lock().time;
+        let Some(time) = time.filter(|_| self.uses.is_unsaid()) else {
+            return;
         };
-        // What they have written was found.
-        for name in &by.silent {
-            let path = self.path(name);
-            let gone = self.remove(&path).await;
-            if gone.is_ok() {
-                count.settled.remove(name);
-            }
+        let marks = self.uses.marks(time);
+        self.mine.lock().marked_at = Some(clock::now());
+        let path = self.bucket.path(MARKS).join(&*self.me);
+        if let Err(fault) = self.store(&path, marks, PutMode::Overwrite).await {
+            tracing::debug!(?fault, "uses of blocks are not told to others");
+            self.uses.are_unsaid();
         }
-        self.put(COUNT, &count, PutMode::Overwrite).await?;
-        self.mine.lock().seen = bytes;
-        Ok(())
     }
 
-    /// Lets others collect.
-    pub(super) async fn ended(&self) {
-        let _others_wait_until_it_is_old = self.remove(&self.path(LEASE)).await;
+    /// Whether an object has this process's marks.
+    pub(super) fn is_mine(&self, path: &Path) -> bool {
+        path.filename() == Some(&self.me)
     }
 
     /// Nothing is written any more: what was announced beyond that is taken back.
@@ -375,23 +392,38 @@ impl Usage {
         if is_said {
             let _a_count_finds_it = self.say(taken).await;
         }
+        self.mark().await;
     }
 
     fn path(&self, name: &str) -> Path {
         self.bucket.path(FOLDER).join(name)
     }
 
-    async fn put(&self, name: &str, what: &impl Serialize, mode: PutMode) -> Result<(), Fault> {
+    async fn put(
+        &self,
+        name: &str,
+        what: &impl Serialize,
+        mode: PutMode,
+    ) -> Result<Option<String>, Fault> {
         let text = serde_json::to_vec(what).unwrap_or_default();
-        let path = self.path(name);
-        let options = PutOptions::from(mode);
+        self.store(&self.path(name), text, mode).await
+    }
+
+    /// Stores an object; its ETag.
+    async fn store(
+        &self,
+        path: &Path,
+        bytes: Vec<u8>,
+        mode: PutMode,
+    ) -> Result<Option<String>, Fault> {
+        let (bytes, options) = (Bytes::from(bytes), PutOptions::from(mode));
         let put = || {
             let store = self.bucket.store();
             store
-                .put_opts(&path, text.clone().into(), options.clone())
+                .put_opts(path, bytes.clone().into(), options.clone())
                 .boxed()
         };
-        self.bucket.ask(Way::Write, put).await.map(drop)
+        self.bucket.ask(Way::Write, put).await.map(|put| put.e_tag)
     }
 
     async fn remove(&self, path: &Path) -> Result<(), Fault> {
@@ -399,16 +431,23 @@ impl Usage {
         bucket.remove(path).await
     }
 
-    async fn get<T: for<'a> Deserialize<'a>>(&self, path: &Path) -> Result<Option<T>, Fault> {
+    /// An object and its ETag.
+    pub(super) async fn read(&self, path: &Path) -> Result<Option<(Bytes, Option<String>)>, Fault> {
         let get = || {
             let got = async {
                 let store = self.bucket.store();
-                store.get_opts(path, GetOptions::new()).await?.bytes().await
+                let got = store.get_opts(path, GetOptions::new()).await?;
+                let e_tag = got.meta.e_tag.clone();
+                Ok((got.bytes().await?, e_tag))
             };
             got.boxed()
         };
-        let bytes = self.bucket.ask_for(Way::Write, get).await?;
-        Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+        self.bucket.ask_for(Way::Write, get).await
+    }
+
+    async fn get<T: for<'a> Deserialize<'a>>(&self, path: &Path) -> Result<Option<T>, Fault> {
+        let read = self.read(path).await?;
+        Ok(read.and_then(|(bytes, _)| serde_json::from_slice(&bytes).ok()))
     }
 
     /// Reads what has changed.
@@ -433,7 +472,11 @@ impl Usage {
                 LEASE => look.lease = Some(meta),
                 _ if name == self.me => {
                     now = Some(meta.last_modified.timestamp());
-                    let said = self.mine.lock().said;
+                    let mut mine = self.mine.lock();
+                    let micros = meta.last_modified.timestamp_micros();
+                    mine.time = mine.said_at.map(|at| StoreTime { micros, at });
+                    let said = mine.said;
+                    drop(mine);
                     look.all.push((name, said, meta));
                 }
                 _ => {
@@ -454,17 +497,9 @@ impl Usage {
                 }
             }
         }
+        self.mine.lock().turnover = look.count.as_ref().and_then(|count| count.turnover);
         *others = known;
         look.now = now.unwrap_or(look.now);
         Ok(look)
     }
-}
-
-/// Whoever collects: what was settled when that began.
-pub(super) struct Collecting {
-    /// What was announced beyond that.
-    pub(super) left: u64,
-    settled: HashMap<String, u64>,
-    silent: Vec<String>,
-    now: i64,
 }

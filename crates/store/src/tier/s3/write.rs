@@ -92,6 +92,10 @@ impl Common {
             }
         });
         join_all(looks).await;
+        // Who would write a block uses the one that is there.
+        let there = names.iter().zip(&made);
+        let there = there.filter(|(_, one)| matches!(one, Err(Refused::Present(_))));
+        self.note_uses(there.map(|(name, _)| *name));
         made
     }
 
@@ -268,6 +272,11 @@ impl Common {
             Ok((Sent::There { .. } | Sent::Kept, _)) => promise.keep(),
             Err(fault) if fault.is_doubtful() => promise.keep(),
             Err(_) => drop(promise),
+        }
+        if let Some((usage, collector)) = &self.fleet
+            && usage.is_unsaid()
+        {
+            collector.wake();
         }
         let Ok(pin) = self.held.published(&place, object) else {
             self.filter.note(name, None);

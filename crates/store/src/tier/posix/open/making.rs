@@ -1,17 +1,22 @@
 //! A block's file, from the decision to write it until it is reserved.
 
+use std::collections::hash_map::Entry;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use kvdepot_arena::format::file_header::LEN;
-use kvdepot_arena::{Error, Identity, Place, Reserved, Wanted};
+use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, Wanted};
 use kvdepot_host::dir::Seen;
+use kvdepot_media::Checksum;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-use super::Open;
+use super::{Open, State};
 use crate::tier::posix::name::room_of;
 use crate::tier::posix::slots::Permits;
+
+/// Keys of a call that are looked at at a time: others have their turn between them.
+const KEYS_TURN: usize = 256;
 
 /// A block that this process has begun to write.
 pub(crate) struct Making {
@@ -74,6 +79,56 @@ impl Making {
                 open.folder.drop_new(name.as_deref());
                 Err(error)
             }
+        }
+    }
+}
+
+impl Open {
+    /// Begins to write a block, unless this process does already.
+    pub(crate) fn begin(self: &Arc<Open>, name: Identity) -> Option<Making> {
+        match self.state.lock().writing.entry(name) {
+            Entry::Occupied(_) => return None,
+            Entry::Vacant(writing) => writing.insert(0),
+        };
+        Some(Making::new(self, name))
+    }
+
+    /// From now on a removal ends these, however long they take: who put them may have heard that
+    /// they are not stored.
+    pub(crate) fn publishes(&self, written: &[(Reserved, Checksum)]) {
+        let mut state = self.state.lock();
+        for (reserved, _) in written {
+            if let Some(opened) = state.files.get_mut(&reserved.token.sequence) {
+                opened.copy = true;
+            }
+        }
+    }
+
+    /// Copies of these that are being written are not published, nor is what waits for that.
+    pub(crate) fn forget_copies(&self, namespace: NamespaceId, keys: Option<&[Key]>) {
+        for some in keys.unwrap_or_default().chunks(KEYS_TURN) {
+            let mut state = self.state.lock();
+            for key in some {
+                let key = *key;
+                state.forget_copy(&Identity { namespace, key });
+            }
+        }
+        if keys.is_none() {
+            let mut state = self.state.lock();
+            let names = state.writing.keys();
+            let names = names.filter(|name| name.namespace == namespace).copied();
+            for name in names.collect::<Vec<_>>() {
+                state.forget_copy(&name);
+            }
+        }
+    }
+}
+
+impl State {
+    fn forget_copy(&mut self, name: &Identity) {
+        let file = self.writing.get(name);
+        if let Some(opened) = file.and_then(|sequence| self.files.get_mut(sequence)) {
+            opened.removed |= opened.copy;
         }
     }
 }

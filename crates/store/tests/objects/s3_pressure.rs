@@ -1,0 +1,200 @@
+//! A bucket under pressure: who collects keeps nobody waiting for long, and what is used stays.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::bucket::{LEN, Server, Trouble};
+use crate::common::{eventually, get, has, namespace, put};
+use hyper::Method;
+use kvdepot_store::{Depot, Outcome};
+use serde_json::json;
+
+/// Requests of one method so far whose path or query has this.
+fn asked(server: &Server, method: &Method, within: &str) -> usize {
+    let method = format!("{method} ");
+    let seen = server.seen();
+    let seen = seen.iter().filter(|line| line.starts_with(&method));
+    seen.filter(|line| line.contains(within)).count()
+}
+
+fn lease(server: &Server) -> PathBuf {
+    let folder = server.path().join("bucket/kv/test/usage");
+    fs::create_dir_all(&folder).unwrap();
+    folder.join("lease")
+}
+
+/// Blocks until one finds no room, as somebody else has begun to collect and makes none.
+fn fill(server: &Server, depot: &Depot) {
+    let ns = namespace(depot);
+    eventually("the first count", || put(&ns, &[0], LEN) == [true]);
+    eventually("the end of the first count", || !lease(server).exists());
+    fs::write(lease(server), "\"somebody\"").unwrap();
+    assert!((1..40).any(|number| put(&ns, &[number], LEN) == [false]));
+}
+
+#[test]
+fn one_who_is_killed_while_it_collects_stops_others_for_seconds() {
+    let server = Server::start_impatient();
+    let depot = server.open_with("S3", &json!({"capacity": "1MiB"}));
+    fill(&server, &depot);
+    let ns = namespace(&depot);
+    // For less long than anything here takes on a busy machine.
+    eventually("room", || put(&ns, &[100], LEN) == [true]);
+    depot.close();
+}
+
+#[test]
+fn while_another_one_collects_the_store_is_asked_little() {
+    const PUTS: usize = 8;
+    let server = Server::start_impatient();
+    let depot = server.open_with("S3", &json!({"capacity": "1MiB"}));
+    fill(&server, &depot);
+    let ns = namespace(&depot);
+    let before = server.requests();
+    let mut refused = 0;
+    for number in 100..100 + PUTS as u64 {
+        // It says again that it does.
+        fs::write(lease(&server), "\"somebody\"").unwrap();
+        refused += usize::from(put(&ns, &[number], LEN) == [false]);
+    }
+    // On a machine that stalls, somebody may seem to be dead.
+    let asked = server.requests() - before;
+    assert!(
+        asked < 24 * PUTS as u64,
+        "{asked} requests, {refused} refused"
+    );
+    depot.close();
+}
+
+#[test]
+fn where_nobody_has_counted_nobody_is_waited_for() {
+    let server = Server::start_impatient();
+    fs::write(lease(&server), "\"somebody\"").unwrap();
+    let depot = server.open();
+    let ns = namespace(&depot);
+    let mut number = 0;
+    eventually("a put", || {
+        // Somebody goes on and on.
+        fs::write(lease(&server), "\"somebody\"").unwrap();
+        number += 1;
+        put(&ns, &[number], LEN) == [true]
+    });
+    let lease = fs::read_to_string(lease(&server)).unwrap();
+    assert_eq!(lease, "\"somebody\"");
+    depot.close();
+}
+
+#[test]
+fn what_every_request_reads_is_there_while_the_bucket_turns_over() {
+    let server = Server::start();
+    let depot = server.open_with("S3", &json!({"capacity": "2MiB"}));
+    let ns = namespace(&depot);
+    let head = [0, 1];
+    assert_eq!(put(&ns, &head, LEN), [true; 2]);
+    for number in 10..120 {
+        eventually("a put", || put(&ns, &[number], LEN) == [true]);
+        assert!(has(&ns, &head, LEN), "lost after {number}");
+    }
+    let evicted = depot.stats().tiers[0].evicted_blocks;
+    assert!(evicted > 60, "{evicted}");
+    depot.close();
+}
+
+#[test]
+fn of_what_was_put_at_once_the_tail_goes_first() {
+    let server = Server::start();
+    let depot = server.open_with("S3", &json!({"capacity": "2MiB"}));
+    let ns = namespace(&depot);
+    let prompt: Vec<u64> = (0..16).collect();
+    assert_eq!(put(&ns, &prompt, LEN), [true; 16]);
+    let mut number = 100;
+    eventually("the first that is gone", || {
+        number += 1;
+        eventually("a put", || put(&ns, &[number], LEN) == [true]);
+        depot.stats().tiers[0].evicted_blocks > 0
+    });
+    let left = get(&ns, &prompt, LEN);
+    let first = left.iter().position(|one| *one != Outcome::Done);
+    let first = first.unwrap_or(prompt.len());
+    assert!(
+        first > 0 && !left[first..].contains(&Outcome::Done),
+        "{left:?}"
+    );
+    depot.close();
+}
+
+#[test]
+fn what_others_have_used_stays_and_that_costs_few_requests() {
+    const GETS: usize = 60;
+    let server = Server::start();
+    let settings = json!({"capacity": "2MiB"});
+    let (writer, reader) = (
+        server.open_with("S3", &settings),
+        server.open_with("S3", &settings),
+    );
+    let ns = namespace(&writer);
+    let all: Vec<u64> = (0..12).collect();
+    for number in &all {
+        assert_eq!(put(&ns, &[*number], LEN), [true]);
+    }
+    let used = [2, 3, 5];
+    server.seen();
+    for _ in 0..GETS {
+        assert!(has(&namespace(&reader), &used, LEN));
+    }
+    reader.close();
+    let marked = asked(&server, &Method::PUT, "/marks/");
+    assert!((1..GETS / 10).contains(&marked), "{marked} marks");
+    let mut number = 100;
+    eventually("the first that are gone", || {
+        number += 1;
+        eventually("a put", || put(&ns, &[number], LEN) == [true]);
+        depot_evicted(&writer) > 0
+    });
+    let left = get(&ns, &all, LEN);
+    assert!(left.contains(&Outcome::Miss));
+    assert!(has(&ns, &used, LEN), "{left:?}");
+    writer.close();
+}
+
+fn depot_evicted(depot: &Depot) -> u64 {
+    depot.stats().tiers[0].evicted_blocks
+}
+
+#[test]
+fn a_store_that_is_silent_for_long_costs_no_other_tier_and_serves_again_once_it_answers() {
+    let server = Server::start_impatient();
+    let settings = json!({"timeout": "1s", "lookup_timeout": "1s"});
+    let depot = server.open_with("Cache|S3", &settings);
+    let ns = namespace(&depot);
+    let near = [0, 1, 2];
+    eventually("the first blocks", || put(&ns, &near, LEN) == [true; 3]);
+    let opened = || depot.stats().tiers[1].left_alone;
+    let before = opened();
+    server.trouble(None, "", usize::MAX, Trouble::Silence);
+    // Until it is left alone, and has been asked in vain again.
+    let mut number = 100;
+    eventually("silence", || {
+        number += 1;
+        assert!(has(&ns, &near, LEN), "what is near stays");
+        put(&ns, &[number], LEN);
+        opened() > before
+    });
+    for number in 1000..1020 {
+        assert_ne!(get(&ns, &[number], LEN), [Outcome::Done]);
+        assert!(has(&ns, &near, LEN));
+    }
+    server.calm();
+    eventually("a put", || put(&ns, &[5000], LEN) == [true]);
+    let all: Vec<u64> = (6000..6010).collect();
+    eventually("all of a call", || {
+        put(&ns, &all, LEN) == [true; 10] && has(&ns, &all, LEN)
+    });
+    depot.close();
+    let depot = server.open_with("S3", &settings);
+    let ns = namespace(&depot);
+    eventually("what was acknowledged", || {
+        has(&ns, &all, LEN) && has(&ns, &near, LEN) && has(&ns, &[5000], LEN)
+    });
+    depot.close();
+}
