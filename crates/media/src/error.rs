@@ -42,7 +42,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// The file belongs to another user.
-    #[error("{path} belongs to uid {owner}: only files of uid {expected} are opened", path = path.display())]
+    #[error("{path} belongs to uid {owner}: only files of uid {expected}, which this process has, are opened; give it the file (chown {expected}), or run it as uid {owner}", path = path.display())]
     ForeignOwner {
         /// The path that was opened.
         path: PathBuf,
@@ -51,13 +51,15 @@ pub enum Error {
         /// The effective uid of this process.
         expected: u32,
     },
-    /// Group or others may write the file.
-    #[error("{path} has mode {mode:04o}: files that group or others may write are refused, set it to 0600", path = path.display())]
+    /// Group or others may write the file, and its mode cannot be changed.
+    #[error("{path} has mode {mode:04o}: files that group or others may write are refused, and its mode cannot be changed ({source}); set it to 0600 (chmod 600)", path = path.display())]
     OpenMode {
         /// The path that was opened.
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
+        /// What the system answers to a change of them.
+        source: io::Error,
     },
     /// A medium is smaller than what was asked of it.
     #[error("{subject} holds {available} bytes: {requested} bytes were requested")]

@@ -187,27 +187,38 @@ impl Dir {
         Ok(flags.is_ok_and(|flags| flags.contains(OFlags::DIRECT)))
     }
 
-    /// Whether something has this name, which may lie in folders. A link on the way is followed:
-    /// who opens what is there sees to that.
+    /// Whether something has this name.
     ///
     /// # Errors
     ///
     /// [`Error::Os`] when the system refuses to tell.
     pub fn has(&self, name: &str) -> Result<bool> {
-        let flags = AtFlags::SYMLINK_NOFOLLOW;
-        let look = || rustix::fs::accessat(&self.fd, name, rustix::fs::Access::EXISTS, flags);
-        let seen = match retry_on_intr(look) {
-            // Kernels before 5.8 and some filters of system calls know no such flag.
-            Err(Errno::NOSYS | Errno::PERM | Errno::INVAL) => {
-                retry_on_intr(|| rustix::fs::statat(&self.fd, name, flags)).map(drop)
-            }
-            seen => seen,
-        };
-        match seen {
-            Ok(()) => Ok(true),
-            Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
+        Ok(self.owner_of(name)?.is_some())
+    }
+
+    /// The user whose is what has this name, which may lie in folders; `None` where nothing has it.
+    /// A link on the way is followed: who opens what is there sees to that.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] when the system refuses to tell.
+    pub fn owner_of(&self, name: &str) -> Result<Option<u32>> {
+        let look = || rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW);
+        match retry_on_intr(look) {
+            Ok(stat) => Ok(Some(stat.st_uid)),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
             Err(errno) => Err(Error::os("look for a file")(errno)),
         }
+    }
+
+    /// The user whose it is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] when the system refuses to tell.
+    pub fn owner(&self) -> Result<u32> {
+        let stat = rustix::fs::fstat(&self.fd).map_err(Error::os("look at a folder"))?;
+        Ok(stat.st_uid)
     }
 
     /// Moves a file to a folder, where it takes the place of one of that name in one step.

@@ -141,7 +141,7 @@ impl Opened {
         let (kind, len) = extent_of(fd.as_fd(), &stat, Some(path))?;
         // Who may use a device is its node's affair.
         if !matches!(kind, Kind::Dax | Kind::Block) {
-            check_owner(path, &stat)?;
+            check_owner(path, fd.as_fd(), &stat)?;
         }
         if len == 0 {
             return Err(Error::TooSmall {

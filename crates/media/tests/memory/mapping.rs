@@ -255,22 +255,33 @@ fn what_is_no_arena_is_refused_by_its_kind() {
 }
 
 #[test]
-fn files_that_others_may_write_or_own_are_refused() {
+fn files_that_others_may_write_become_private_and_those_of_others_are_refused() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("arena");
     std::fs::write(&path, [0; 100]).unwrap();
-    for mode in [0o620, 0o602, 0o666] {
-        std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
-        let message = refusal(&path);
-        assert!(message.contains(&format!("mode {mode:04o}")), "{message}");
+    // As the `fsGroup` of a pod leaves it, and worse.
+    for mode in [0o660, 0o620, 0o602, 0o666] {
+        for access in [Access::ReadOnly, Access::ReadWrite] {
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            Mapping::open(&path, access).unwrap();
+            let now = std::fs::metadata(&path).unwrap().permissions().mode();
+            assert_eq!(now & 0o7777, 0o600, "{mode:04o}");
+        }
     }
-    std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    // What a user lets others read stays so.
+    std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+    Mapping::open(&path, Access::ReadWrite).unwrap();
+    let now = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(now & 0o7777, 0o644);
     if std::os::unix::fs::chown(&path, Some(12_345), None).is_err() {
         println!("skipped: this process may not give files away");
         return;
     }
     let message = refusal(&path);
-    assert!(message.contains("uid 12345"), "{message}");
+    assert!(
+        message.contains("uid 12345") && message.contains("chown"),
+        "{message}"
+    );
 }
 
 #[test]

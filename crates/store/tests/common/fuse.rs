@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -101,6 +101,11 @@ impl Mounted {
         self.tell(&format!("{errno} {passed} {calls}"));
     }
 
+    /// From now on all files belong to this user, as NFS and SMB may have it.
+    pub(crate) fn owned_by(&self, user: u32) {
+        self.tell(&format!("owner {user}"));
+    }
+
     /// No call fails any more, and those that hang are answered.
     pub(crate) fn calm(&self) {
         self.tell("calm");
@@ -120,6 +125,11 @@ impl Drop for Mounted {
 
 /// Runs `body` over such a file system; skips where this user can have none.
 pub(crate) fn over(test: &str, body: impl FnOnce(&Mounted)) {
+    over_by(test, User::Root, body);
+}
+
+/// The same, for a process of this kind.
+pub(crate) fn over_by(test: &str, user: User, body: impl FnOnce(&Mounted)) {
     match child::role().as_deref() {
         Some("world") => return world(test),
         Some(_) => {
@@ -135,7 +145,7 @@ pub(crate) fn over(test: &str, body: impl FnOnce(&Mounted)) {
     }
     let dir = tempfile::tempdir().unwrap();
     let home = [("home", dir.path().to_str().unwrap())];
-    let mut world = match realm::start(test, "world", &home, User::Root, &[]) {
+    let mut world = match realm::start(test, "world", &home, user, &[]) {
         Ok(world) => world,
         Err(error) => return realm::skip("a namespace", &error),
     };
@@ -153,6 +163,8 @@ pub(crate) fn over(test: &str, body: impl FnOnce(&Mounted)) {
 fn world(test: &str) {
     let home = PathBuf::from(child::value("home"));
     let (at, control) = (home.join("mounted"), home.join("control"));
+    // What is mounted here is mounted nowhere else.
+    realm::mount("none", Path::new("/"), libc::MS_REC | libc::MS_SLAVE, "").unwrap();
     std::fs::create_dir(&at).unwrap();
     let device = File::options().read(true).write(true).open("/dev/fuse");
     let mounted = device.and_then(|device| {
@@ -202,6 +214,8 @@ struct State {
     faults: HashMap<String, (i32, usize)>,
     /// Requests without an answer.
     held: Vec<Vec<u8>>,
+    /// Whose all files are.
+    owner: u32,
 }
 
 struct Node {
@@ -285,6 +299,7 @@ impl Server {
                 let mut state = self.state.lock().unwrap();
                 match words[0] {
                     "hanging" => {}
+                    "owner" => state.owner = words[1].parse().unwrap(),
                     "calm" => {
                         state.faults.clear();
                         held = std::mem::take(&mut state.held);
@@ -345,6 +360,7 @@ impl State {
             next: ROOT,
             faults: HashMap::new(),
             held: Vec::new(),
+            owner: 0,
         };
         state.add(Kind::Folder(BTreeMap::new()), 0o40777);
         state
@@ -392,7 +408,8 @@ impl State {
         let (seconds, nanos) = node.changed;
         let mut all = words(&[number, len, len.div_ceil(512), seconds, seconds, seconds]);
         let links = 1;
-        for half in [nanos, nanos, nanos, node.mode, links, 0, 0, 0, 4096, 0] {
+        let owner = self.owner;
+        for half in [nanos, nanos, nanos, node.mode, links, owner, 0, 0, 4096, 0] {
             all.extend_from_slice(&half.to_le_bytes());
         }
         Ok(all)

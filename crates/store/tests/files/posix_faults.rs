@@ -341,6 +341,41 @@ fn links_in_the_fan_out_lead_nowhere_and_files_of_others_are_misses() {
 }
 
 #[test]
+fn blocks_of_another_user_are_refused_at_open_and_the_error_names_both() {
+    let dir = tempfile::tempdir().unwrap();
+    open(dir.path()).close();
+    let blocks = dir.path().join("posix/blocks");
+    // Only a privileged user gives folders away.
+    if let Err(error) = chown(&blocks, Some(12_345), None) {
+        println!("skipped: this process may not give folders away: {error}");
+        return;
+    }
+    let refused = try_open("Posix", dir.path(), json!({})).err().unwrap();
+    let (text, own) = (refused.to_string(), rustix::process::geteuid().as_raw());
+    for said in ["posix.path", "uid 12345", &format!("uid {own}")] {
+        assert!(text.contains(said), "{text}");
+    }
+}
+
+#[test]
+fn where_the_file_system_gives_all_files_to_one_user_that_users_are_blocks() {
+    const TEST: &str =
+        "posix_faults::where_the_file_system_gives_all_files_to_one_user_that_users_are_blocks";
+    // It needs two users: who may not mount without a namespace of users has one alone.
+    fuse::over_by(TEST, User::Same, |mounted| {
+        mounted.owned_by(12_345);
+        for _ in 0..2 {
+            let depot = open(&mounted.dir);
+            let ns = namespace(&depot);
+            assert_eq!(put(&ns, &[1, 2], LEN), [true, true]);
+            assert_eq!(ns.prefix(&keys([1, 2, 3])).unwrap(), 2);
+            assert!(has(&ns, &[1, 2], LEN));
+            depot.close();
+        }
+    });
+}
+
+#[test]
 fn who_names_another_fan_out_is_refused_and_another_capacity_is_noted() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();

@@ -81,6 +81,11 @@ impl Folder {
         let chosen = RandomState::new().hash_one(pid);
         let mine = format!("{:08x}-{pid}-{chosen:016x}", boot());
         let at = At::open(path, &mine, (lasts, is_far), None)?;
+        at.check_owner(&format!("{}.path", options.section), path)?;
+        if at.owner != rustix::process::geteuid().as_raw() {
+            tracing::info!(path = %path.display(), owner = at.owner,
+                "the file system gives all files to one user: those of that user are blocks");
+        }
         Ok(Folder {
             at: ArcSwap::from_pointee(at),
             path: path.clone(),
@@ -130,6 +135,7 @@ impl Folder {
                 ),
             });
         }
+        at.check_owner(&format!("{}.path", self.section), &self.path)?;
         self.durable.lock().clear();
         self.at.store(Arc::new(at));
         Ok(true)
@@ -242,9 +248,21 @@ impl Folder {
         name::spread(identity) % self.folders()
     }
 
-    /// Whether something has a block's name; what it is shows when it is opened.
+    /// Whether something of the directory's user has a block's name; what it is shows when it is
+    /// opened.
     pub(super) fn has(&self, identity: &Identity) -> Result<bool, Error> {
-        Ok(self.at.load().dir.has(&self.name_of(identity))?)
+        Ok(self
+            .owner_of(identity)?
+            .is_some_and(|owner| self.is_own(owner)))
+    }
+
+    fn owner_of(&self, identity: &Identity) -> Result<Option<u32>, Error> {
+        Ok(self.at.load().dir.owner_of(&self.name_of(identity))?)
+    }
+
+    /// Whether the files of this user can be blocks.
+    pub(super) fn is_own(&self, owner: u32) -> bool {
+        owner == self.at.load().owner
     }
 
     /// What has a block's name; a block is durable then if it shall last, and none that shall be
@@ -255,7 +273,7 @@ impl Folder {
         (lasts, proven): (bool, bool),
     ) -> Result<Kept, Error> {
         // Mostly nothing has.
-        if !self.has(identity)? {
+        if self.owner_of(identity)?.is_none() {
             return Ok(Kept::Nothing);
         }
         let Some(folder) = self.at.load().blocks.folder(&self.folder_of(identity))? else {
@@ -265,7 +283,7 @@ impl Folder {
         let Some(seen) = folder.look(&name)? else {
             return Ok(Kept::Nothing);
         };
-        if seen.owner != rustix::process::geteuid().as_raw() {
+        if !self.is_own(seen.owner) {
             return Ok(Kept::Strange);
         }
         match self.page(identity) {
@@ -332,13 +350,33 @@ impl Folder {
         };
         let name = file_of(identity);
         let seen = folder.look(&name)?;
-        if let Some(wanted) = inode
-            && seen.is_none_or(|seen| seen.inode != wanted)
-        {
-            return Ok(None);
+        match inode {
+            Some(wanted) if seen.is_none_or(|seen| seen.inode != wanted) => Ok(None),
+            Some(wanted) => self.take_out(&folder, &name, wanted),
+            None => {
+                let bytes = seen.map_or(0, |seen| room_of(seen.len));
+                Ok(folder.remove(&name)?.then_some(bytes))
+            }
         }
-        let bytes = seen.map_or(0, |seen| room_of(seen.len));
-        Ok(folder.remove(&name)?.then_some(bytes))
+    }
+
+    /// Removes the file of that number, if it still has the name: no call removes a name by what it
+    /// stands for, and another process may have put a sound block in its place since it was looked
+    /// at. So it is moved to where nobody looks, looked at there, and moved back if it is another.
+    fn take_out(&self, folder: &Dir, name: &str, wanted: u64) -> Result<Option<u64>, Error> {
+        let (at, spare) = (self.at.load(), self.spare());
+        match folder.move_to(name, &at.new, &spare) {
+            Err(error) if error.io_kind() == Some(ErrorKind::NotFound) => return Ok(None),
+            moved => moved?,
+        }
+        match at.new.look(&spare)? {
+            Some(seen) if seen.inode == wanted => {
+                at.new.remove(&spare)?;
+                Ok(Some(room_of(seen.len)))
+            }
+            // One that was published meanwhile holds the same bytes.
+            _ => replace(&at.new, &spare, folder, name).map(|_| None),
+        }
     }
 
     /// The folder of that number, where there is one.
@@ -517,4 +555,55 @@ fn boot() -> u32 {
         let id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         xxh3_64(&id) as u32
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_arena::{Key, NamespaceId};
+
+    use super::super::options::{DirectIo, Reach};
+    use super::*;
+
+    #[test]
+    fn a_block_that_has_taken_the_place_of_a_rotten_one_meanwhile_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options {
+            name: "Posix",
+            section: "posix",
+            path: dir.path().join("blocks"),
+            capacity: None,
+            reach: Reach::Files(DirectIo::No),
+            is_far: false,
+            durability: Durability::Process,
+            fan_out: None,
+        };
+        let all = Folder::open(&options).unwrap();
+        let identity = Identity {
+            namespace: NamespaceId([1; 16]),
+            key: Key([2; 32]),
+        };
+        let folder = all.at.load().blocks.make_folder(&all.folder_of(&identity));
+        let (folder, name) = (folder.unwrap(), file_of(&identity));
+        rustix::io::pwrite(folder.create(&name, false).unwrap(), b"sound", 0).unwrap();
+        let inode = folder.look(&name).unwrap().unwrap().inode;
+        // The look before it has seen another file.
+        assert_eq!(all.take_out(&folder, &name, inode + 1).unwrap(), None);
+        let kept = folder.look(&name).unwrap().unwrap();
+        assert_eq!((kept.inode, kept.len), (inode, 5));
+        assert_eq!(all.remove(&identity, Some(inode + 1)).unwrap(), None);
+        let bytes = all.remove(&identity, Some(inode)).unwrap();
+        assert_eq!(bytes, Some(room_of(5)));
+        assert!(folder.look(&name).unwrap().is_none());
+        assert_eq!(
+            all.take_out(&folder, &name, inode).unwrap(),
+            None,
+            "it is gone"
+        );
+        assert_eq!(
+            all.at.load().new.names().unwrap(),
+            [ALIVE],
+            "nothing is left"
+        );
+        all.close();
+    }
 }

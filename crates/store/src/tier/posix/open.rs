@@ -145,7 +145,7 @@ impl Open {
         let Some((fd, seen)) = found else {
             return Ok(None);
         };
-        if seen.owner != rustix::process::geteuid().as_raw() {
+        if !self.folder.is_own(seen.owner) {
             tracing::warn!(key = %name.key, owner = seen.owner, "a block's file is another user's");
             return Ok(None);
         }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvdepot_arena::Error;
-use kvdepot_host::dir::{Access, Dir};
+use kvdepot_host::dir::{Access, Dir, Seen};
 use kvdepot_host::fork::LockFd;
 use kvdepot_host::lock::Kind;
 use kvdepot_media::file::Manner;
@@ -26,6 +26,9 @@ pub(super) struct At {
     pub(super) alive: Arc<LockFd>,
     /// How its files are read and written past the page cache, where they can be.
     pub(super) direct: Option<Manner>,
+    /// The user to whom the file system gives what this process makes there: NFS may give all to
+    /// one (`all_squash`, `root_squash`), and a mount of SMB does. Files of others are no blocks.
+    pub(super) owner: u32,
     /// Whether its file system may be another host's.
     pub(super) far: bool,
     /// Whether there are files without a name, which can be given one.
@@ -63,7 +66,7 @@ impl At {
                 Arc::new(alive)
             }
         };
-        let direct = takes_direct(&new)?;
+        let (direct, owner) = probe(&new)?;
         // A sync of the folder makes a new name last, not everywhere a file's first one.
         let unnamed =
             !lasts && !far(&dir) && dir.links_unnamed() && takes_unnamed(&new, direct.is_some());
@@ -74,6 +77,7 @@ impl At {
             new,
             alive,
             direct,
+            owner,
             unnamed: AtomicBool::new(unnamed),
         })
     }
@@ -96,6 +100,19 @@ impl At {
         })?)
     }
 
+    /// Refuses a directory whose blocks would be no blocks here, and these none to others.
+    pub(super) fn check_owner(&self, field: &str, path: &Path) -> Result<(), Error> {
+        let (owner, theirs) = (self.owner, self.blocks.owner()?);
+        if owner == theirs {
+            return Ok(());
+        }
+        let allowed = format!(
+            "a directory of one user: its blocks belong to uid {theirs}, and what this process \
+             makes there to uid {owner}; run it as uid {theirs}, or name another directory"
+        );
+        Err(Error::config(field, path.display(), allowed))
+    }
+
     /// Whether somebody has removed it, or what this process needs of it.
     pub(super) fn is_removed(&self) -> bool {
         [self.dir.as_ref(), &self.blocks, &self.new]
@@ -107,14 +124,17 @@ impl At {
 /// A name that no block has while it is written.
 const PROBE: &str = "probe";
 
-/// How files in a folder are read and written past the page cache; `None` where they cannot be.
-fn takes_direct(folder: &Dir) -> Result<Option<Manner>, Error> {
+/// How files in a folder are read and written past the page cache, `None` where they cannot be; and
+/// whose they are.
+fn probe(folder: &Dir) -> Result<(Option<Manner>, u32), Error> {
     // What an earlier attempt could not remove.
     folder.remove(PROBE)?;
     let file = folder.create(PROBE, true)?;
-    let manner = Manner::of(file.as_fd());
+    let (manner, seen) = (Manner::of(file.as_fd()), Seen::of(&file));
     folder.remove(PROBE)?;
-    Ok(Some(manner?).filter(|manner| manner.is_direct()))
+    let own = rustix::process::geteuid().as_raw();
+    let owner = seen?.map_or(own, |seen| seen.owner);
+    Ok((Some(manner?).filter(|manner| manner.is_direct()), owner))
 }
 
 /// Whether a file can be made without a name, and given one later.
