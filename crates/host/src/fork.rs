@@ -3,14 +3,14 @@
 //! After `fork` the child has a duplicate of every descriptor, and each duplicate would keep a lock
 //! alive after the death of the parent that holds it. So descriptors that carry locks are kept as
 //! [`LockFd`], and a handler that the C library runs in the child closes the child's duplicates at
-//! once; that leaves the parent's locks as they are. Sockets are kept as [`Unshared`], for whoever is
-//! at their other end. The handler also moves the process's
-//! [`epoch`] on, by which everything that was opened before can refuse to work in the child.
+//! once; that leaves the parent's locks as they are. Sockets are kept as [`Unshared`], for whoever
+//! is at their other end. The handler also moves the process's [`epoch`] on, by which everything
+//! that was opened before can refuse to work in the child.
 //!
 //! The handler runs where another thread may have been stopped half-way through anything: it uses
-//! nothing but atomic integers and system calls. Nor does anything that runs before the fork wait for a
-//! lock. That leaves two races, because another thread may open and close while one forks, and
-//! because the kernel copies the descriptors at another moment than the memory:
+//! nothing but atomic integers and system calls. Nor does anything that runs before the fork wait
+//! for a lock. That leaves two races, because another thread may open and close while one forks,
+//! and because the kernel copies the descriptors at another moment than the memory:
 //!
 //! * *Opened but not yet registered.* [`LockFd::open`] counts forks before and after, and opens a
 //!   fresh description when one was under way. The child may keep a description on which no lock

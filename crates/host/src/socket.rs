@@ -28,8 +28,9 @@ const BACKLOG: i32 = 4096;
 /// Pause between two attempts at that lock.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The path of a socket that this process has bound, and no child of it keeps. The socket is open as long as this is, so
-/// that nobody takes it for one that was left behind, nor its inode's number.
+/// The path of a socket that this process has bound, and that no child of it keeps. The socket is
+/// open as long as this is, so that nobody takes it for one that was left behind, nor its inode's
+/// number.
 #[derive(Debug)]
 pub struct Bound {
     path: PathBuf,

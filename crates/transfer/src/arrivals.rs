@@ -15,8 +15,9 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::line::Way;
 use crate::peer::{Shake, random};
-use crate::tls::{Failure, Talk};
+use crate::tls::Failure;
 use crate::wire::{Challenge, Greeting, Hello, MAC, Proof, Turn};
 
 /// Most connections that have not proved themselves yet. Who has the token does so in two round
@@ -52,21 +53,6 @@ pub(crate) struct Arrived {
     pub(crate) welcome: [u8; MAC],
 }
 
-/// What bytes go by.
-pub(crate) enum Way {
-    Plain(Unshared<OwnedFd>),
-    Tls(Box<Talk>),
-}
-
-impl AsFd for Way {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        match self {
-            Way::Plain(socket) => socket.as_fd(),
-            Way::Tls(talk) => talk.as_fd(),
-        }
-    }
-}
-
 /// One that has not proved itself yet.
 struct Arrival {
     way: Way,
@@ -93,12 +79,9 @@ pub(crate) fn run<H: Host>(listener: &Unshared<impl AsFd>, host: &Arc<H>) {
     // The oldest is the first.
     let mut waiting: Vec<Arrival> = Vec::new();
     while !host.is_closing() {
-        let ready = match wait(listener, &waiting) {
-            Ok(ready) => ready,
-            Err(_) => {
-                std::thread::sleep(ACCEPT_PAUSE);
-                continue;
-            }
+        let Ok(ready) = wait(listener, &waiting) else {
+            std::thread::sleep(ACCEPT_PAUSE);
+            continue;
         };
         if host.is_closing() {
             return;

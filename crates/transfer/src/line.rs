@@ -9,13 +9,27 @@ use std::time::Duration;
 use kvdepot_host::fork::Unshared;
 use rustix::net::{Shutdown, sockopt};
 
-use crate::arrivals::Way;
 use crate::tls::{Ended, Failure, Secured, Talk};
 
 /// Pause after which a silent connection is asked whether its peer is there, between two such
 /// questions, and how many go unanswered before it ends: half a minute in all, less than it takes
 /// anybody to wonder.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(10), Duration::from_secs(5), 4);
+
+/// What the bytes of a connection go by before it has a thread.
+pub(crate) enum Way {
+    Plain(Unshared<OwnedFd>),
+    Tls(Box<Talk>),
+}
+
+impl AsFd for Way {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Way::Plain(socket) => socket.as_fd(),
+            Way::Tls(talk) => talk.as_fd(),
+        }
+    }
+}
 
 /// A connection.
 pub(crate) struct Line {

@@ -1,9 +1,9 @@
 //! Sockets that a forked child does not keep.
 //!
-//! A duplicate in a child keeps a connection, or a port, alive after the death of the parent: whoever
-//! is at the other end waits for an answer that never comes. So the handler puts an event that nobody
-//! else has in the place of each [`Unshared`] socket of the child. The number stays taken: what the
-//! child drops later closes that, and not something else that got the number.
+//! A duplicate in a child keeps a connection, or a port, alive after the death of the parent:
+//! whoever is at the other end waits for an answer that never comes. So the handler puts an event
+//! that nobody else has in the place of each [`Unshared`] socket of the child. The number stays
+//! taken: what the child drops later closes that, and not something else that got the number.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};

@@ -17,8 +17,9 @@ use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 
 use super::words::{self, Lead, Place, Reach};
-use crate::arrivals::{self, Arrived, Host, Way};
+use crate::arrivals::{self, Arrived, Host};
 use crate::grant::{Grant, Names, Use};
+use crate::line::Way;
 use crate::peer::Shake;
 use crate::socket;
 use crate::wire::{Greeting, Head, Malformed, Row, Status, Verb};

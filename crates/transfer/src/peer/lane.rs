@@ -455,8 +455,8 @@ impl Lane {
         self.join_receiver();
     }
 
-    /// Ends the lane, whose threads are waited for by [`Lane::join`]. What waits is over at once: the
-    /// thread may be connecting.
+    /// Ends the lane, whose threads are waited for by [`Lane::join`]. What waits is over at once:
+    /// the thread may be connecting.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
         state.is_closing = true;

@@ -158,7 +158,7 @@ impl House {
                 let why = served
                     .line
                     .failure()
-                    .map_or(error.to_string(), Failure::into_text);
+                    .map_or_else(|| error.to_string(), Failure::into_text);
                 self.refused(Some(served.line.peer()), &why);
             }
         }
