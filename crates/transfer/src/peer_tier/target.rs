@@ -137,21 +137,26 @@ impl Target {
             _ => self.net.patience,
         };
         self.net.calls.fetch_add(1, Ordering::Relaxed);
+        // Before it is asked anything: what another host reserves would be in that one's way.
+        if self.met.load(Ordering::Acquire) == 0
+            && let Err(error) = self.meet()
+        {
+            self.net.unheard.fetch_add(1, Ordering::Relaxed);
+            self.leave_alone(&error);
+            return None;
+        }
         let said = self.net.engine.converse(self.address, encode(ask)?, limit);
         match said {
             Ok((said, lender)) => {
                 let last = self.met.load(Ordering::Acquire);
                 if last != lender.target() {
-                    if let Err(error) = self.check_name() {
+                    if let Err(error) = self.meet() {
                         self.undo(ask);
                         self.leave_alone(&error);
                         return None;
                     }
-                    self.met.store(lender.target(), Ordering::Release);
-                    if last != 0 {
-                        // It may have lost what it had.
-                        self.net.changes.fetch_add(1, Ordering::AcqRel);
-                    }
+                    // It may have lost what it had.
+                    self.net.changes.fetch_add(1, Ordering::AcqRel);
                 }
                 let heard = decode(&said);
                 if let (None, Ask::Pin { call, .. } | Ask::Reserve { call, .. }) = (&heard, ask) {
@@ -165,48 +170,52 @@ impl Target {
                 if let Ask::Pin { call, .. } | Ask::Reserve { call, .. } = ask {
                     self.owed.lock().calls.push(*call);
                 }
-                if matches!(error, Error::Unreachable { .. }) {
-                    self.leave_alone(&error);
-                }
+                self.leave_alone(&error);
                 None
             }
         }
     }
 
-    /// Whether it is the host that it is taken for, and not another one that has its address now.
-    fn check_name(&self) -> Result<(), Error> {
+    /// Meets the process that is there now: an error where that is no host, or another one, which
+    /// has its address now.
+    fn meet(&self) -> Result<(), Error> {
         let lost = |reason| Error::Unreachable {
             peer: self.address.to_string(),
             reason,
         };
         let ask = encode(&Ask::Name).ok_or_else(|| lost("no question".to_owned()))?;
-        let (said, _) = self
-            .net
-            .engine
-            .converse(self.address, ask, self.net.lookup)?;
+        let (engine, limit) = (&self.net.engine, self.net.lookup);
+        let (said, lender) = engine.converse(self.address, ask, limit)?;
         match decode(&said) {
-            Some(Said::Name(name)) if name == self.name => Ok(()),
+            Some(Said::Name(name)) if name == self.name => {
+                self.met.store(lender.target(), Ordering::Release);
+                Ok(())
+            }
             Some(Said::Name(name)) => Err(lost(format!("it is host {name:?} by now"))),
             _ => Err(lost("it does not say which host it is".to_owned())),
         }
     }
 
-    /// Another host has answered, which pins and reserves nothing for this one.
+    /// Another host may have answered, which pins and reserves nothing for this one.
     fn undo(&self, ask: &Ask) {
         let (Ask::Pin { call, .. } | Ask::Reserve { call, .. }) = ask else {
             return;
         };
+        self.owed.lock().calls.push(*call);
         let word = encode(&Ask::Release {
             ids: Vec::new(),
             calls: vec![*call],
         });
-        // What it does not hear ends with the connection.
+        // As well as when it is asked again, which may be never.
         let _ended =
             word.map(|word| (self.net.engine).converse(self.address, word, self.net.lookup));
     }
 
-    /// It does not answer: it is asked nothing until it does.
+    /// It does not answer, if that is the error: it is asked nothing until it does.
     fn leave_alone(&self, error: &Error) {
+        if !matches!(error, Error::Unreachable { .. }) {
+            return;
+        }
         let mut down = self.down.lock();
         let was_there = down.again.is_none();
         if was_there {
@@ -237,7 +246,7 @@ impl Target {
         let target = Arc::clone(self);
         self.desk.run(move || {
             let answer = target.net.engine.ping(target.address);
-            let answer = answer.and_then(|()| target.check_name());
+            let answer = answer.and_then(|()| target.meet());
             let mut down = target.down.lock();
             match answer {
                 Ok(()) => {
