@@ -146,6 +146,7 @@ impl Posix {
 /// Does `work`, and reports each time that there is progress.
 fn noting<I, T>(progress: Progress, work: impl Fn(I) -> T) -> impl Fn(I) -> T {
     move |item| {
+        progress.begins();
         let came = work(item);
         progress.made();
         came
@@ -177,6 +178,7 @@ impl Tier for Posix {
         let (known, turn) = self.common.filter.of(names.iter().copied());
         let (asked, told) = unknown(names, known);
         let asked: Vec<(usize, Identity)> = asked.into_iter().enumerate().collect();
+        reply.in_turn(self.reads.pulse());
         let parts = reply.in_parts(asked.len(), told.clone());
         let look = {
             let (common, parts) = (Arc::clone(&self.common), parts.clone());
@@ -205,6 +207,7 @@ impl Tier for Posix {
                 let found = found.into_iter().map(Option::flatten);
                 found.map(|one| one.and_then(Pinned::hand_out)).collect()
             };
+            reply.in_turn(reads.pulse());
             let parts = reply.in_parts(count, told);
             let permits = Mutex::new(permits);
             let find = {
@@ -236,6 +239,7 @@ impl Tier for Posix {
         let remove = move |(name, file): (Identity, Arc<BlockFile>)| {
             common.remove(&name, Some(file.inode()), Why::Rotten)
         };
+        reply.in_turn(self.writes.pulse());
         let remove = noting(reply.progress(), remove);
         each(&self.writes, (files, MAKES), remove, count_of(reply));
     }
@@ -262,8 +266,10 @@ impl Tier for Posix {
                 let slot = permits.lock().take();
                 common.make(namespace, &wanted, slot)
             };
+            reply.in_turn(writes.pulse());
             let question = reply.progress();
             let make = move |wanted| {
+                question.begins();
                 let made = make(wanted);
                 // A refusal after a wait for space is no progress.
                 if !matches!(made, Err(Refused::Full(_))) {
@@ -279,6 +285,7 @@ impl Tier for Posix {
 
     fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>) {
         self.common.open.publishes(&written);
+        reply.in_turn(self.writes.pulse());
         let (common, progress) = (Arc::clone(&self.common), reply.progress());
         let publish = move |(reserved, checksum): (Reserved, Checksum)| {
             let place = *reserved;
@@ -301,6 +308,7 @@ impl Tier for Posix {
         self.common.open.forget_copies(namespace, Some(keys));
         let common = Arc::clone(&self.common);
         let remove = move |name| common.remove(&name, None, Why::Removed);
+        reply.in_turn(self.writes.pulse());
         let remove = noting(reply.progress(), remove);
         let names = identities(namespace, keys);
         each(&self.writes, (names, MAKES), remove, count_of(reply));
@@ -309,8 +317,10 @@ impl Tier for Posix {
     fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
         self.common.open.forget_copies(namespace, None);
         let common = Arc::clone(&self.common);
+        reply.in_turn(self.writes.pulse());
         self.writes.run(move || {
             let (mut count, progress) = (0, reply.progress());
+            progress.begins();
             for number in 0..common.folder.folders() {
                 let Ok(names) = common.names(number, namespace) else {
                     return;
@@ -328,8 +338,10 @@ impl Tier for Posix {
     /// A mark is the number of a folder.
     fn list(&self, namespace: NamespaceId, from: u64, limit: usize, reply: Reply<Page>) {
         let common = Arc::clone(&self.common);
+        reply.in_turn(self.writes.pulse());
         self.writes.run(move || {
             let (mut page, progress) = (Vec::new(), reply.progress());
+            progress.begins();
             let mut next = from as u32;
             while next < common.folder.folders() && page.len() < limit && progress.is_wanted() {
                 let Ok(names) = common.names(next, namespace) else {
@@ -362,14 +374,17 @@ impl Tier for Posix {
     /// A mark is the number of a folder.
     fn namespaces(&self, from: u64, reply: Reply<NamespacePage>) {
         let common = Arc::clone(&self.common);
-        self.writes.run(
-            move || match common.shares(from as u32, &reply.progress()) {
+        reply.in_turn(self.writes.pulse());
+        self.writes.run(move || {
+            let progress = reply.progress();
+            progress.begins();
+            match common.shares(from as u32, &progress) {
                 Ok(page) => {
                     reply.answer(page);
                 }
                 Err(error) => tracing::debug!(%error, "a directory does not tell what it has"),
-            },
-        );
+            }
+        });
     }
 
     fn about(&self) -> String {
