@@ -167,6 +167,11 @@ pub(crate) trait Leg: Send + Sync {
 
     /// Whether nobody waits for it any more.
     fn is_cancelled(&self) -> bool;
+
+    /// The batch that it is of, by a number that no other has at the same time.
+    fn batch(&self) -> usize {
+        0
+    }
 }
 
 impl Receipt {
@@ -235,6 +240,11 @@ impl Receipt {
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.leg.as_ref().is_some_and(|leg| leg.is_cancelled())
+    }
+
+    /// The batch that it is of, by a number that no other has at the same time.
+    pub(crate) fn batch(&self) -> usize {
+        self.leg.as_ref().map_or(0, |leg| leg.batch())
     }
 
     /// Copies `bytes` into the memory of a read, `offset` bytes behind its beginning.

@@ -352,7 +352,9 @@ impl Trip {
             .collect();
         self.leg = Some(op);
         let patience = carrier.patience(op);
+        let batch = std::ptr::from_ref(self.guard.payload()).addr();
         let leg = Arc::new(UnderWay {
+            batch,
             trip: Mutex::new(Some(self)),
             failures: Mutex::default(),
             region: Mutex::default(),
@@ -412,6 +414,8 @@ impl Order {
 
 /// A leg that a carrier has.
 struct UnderWay {
+    /// The address of its batch.
+    batch: usize,
     trip: Mutex<Option<Box<Trip>>>,
     failures: Mutex<Vec<(usize, Failure)>>,
     /// Of a trip that went on without its carrier, which may still touch it.
@@ -444,6 +448,10 @@ impl Leg for UnderWay {
     fn is_cancelled(&self) -> bool {
         let trip = lock(&self.trip);
         trip.as_ref().is_none_or(|trip| trip.is_given_up())
+    }
+
+    fn batch(&self) -> usize {
+        self.batch
     }
 }
 

@@ -12,6 +12,7 @@ mod job;
 pub mod plain;
 mod ring;
 mod threads;
+mod turns;
 mod usrbio;
 
 pub use aligned::{Aligned, PAGE};

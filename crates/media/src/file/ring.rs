@@ -8,12 +8,12 @@
 
 use super::job::Job;
 use super::threads::Threads;
+use super::turns::Turns;
 use crate::carrier::Op;
 use crate::error::{Error, Result};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use kvdepot_host::cpu;
 use kvdepot_host::fork::Origin;
-use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,7 +21,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 /// Requests that the kernel has at a time: twice what any single disk was seen to gain from. What
-/// else there is waits here, in order.
+/// else there is waits here, in turn.
 const DEPTH: u32 = 64;
 
 /// Most bytes of one request, far below what the system takes at once.
@@ -51,7 +51,7 @@ struct Inner {
 struct Table {
     jobs: Vec<Option<Job>>,
     free: Vec<usize>,
-    waiting: VecDeque<Job>,
+    waiting: Turns<Job>,
     /// Whether a thread enters the kernel.
     entering: bool,
     ended: bool,
@@ -108,7 +108,7 @@ impl Ring {
             return;
         }
         let mut table = self.inner.table();
-        table.waiting.extend(jobs);
+        jobs.for_each(|job| table.waiting.push(job.1.batch(), job));
         self.inner.submit(table);
     }
 }
@@ -137,7 +137,7 @@ impl Inner {
         let mut cancelled = Vec::new();
         while let Some(number) = table.free.pop() {
             let next = loop {
-                match table.waiting.pop_front() {
+                match table.waiting.pop() {
                     Some(job) if job.1.is_cancelled() => cancelled.push(job),
                     next => break next,
                 }

@@ -1,11 +1,11 @@
 //! Threads that do for files what would keep a lane waiting.
 
 use super::job::Job;
+use super::turns::Turns;
 use crate::error::{Error, Result};
 use crate::simulated::is_simulated;
 use kvdepot_host::cpu;
 use kvdepot_host::fork::Origin;
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -19,11 +19,20 @@ const STACK_BYTES: usize = 256 << 10;
 /// Something that a thread does.
 pub(super) trait Work: Send + 'static {
     fn run(self);
+
+    /// Whose it is: batches take turns.
+    fn batch(&self) -> usize {
+        0
+    }
 }
 
 impl Work for Job {
     fn run(self) {
         perform(self);
+    }
+
+    fn batch(&self) -> usize {
+        self.1.batch()
     }
 }
 
@@ -46,7 +55,7 @@ struct Queue<J> {
 }
 
 struct State<J> {
-    jobs: VecDeque<J>,
+    jobs: Turns<J>,
     ended: bool,
 }
 
@@ -71,7 +80,7 @@ impl<J: Work> Threads<J> {
         let mut threads = Self {
             queue: Arc::new(Queue {
                 state: Mutex::new(State {
-                    jobs: VecDeque::new(),
+                    jobs: Turns::default(),
                     ended: false,
                 }),
                 changed: Condvar::new(),
@@ -101,7 +110,9 @@ impl<J: Work> Threads<J> {
             return jobs.for_each(J::run);
         }
         let count = jobs.len();
-        self.queue.state().jobs.extend(jobs);
+        let mut state = self.queue.state();
+        jobs.for_each(|job| state.jobs.push(job.batch(), job));
+        drop(state);
         match count {
             1 => self.queue.changed.notify_one(),
             _ => self.queue.changed.notify_all(),
@@ -143,7 +154,7 @@ impl<J: Work> Queue<J> {
     fn next(&self) -> Option<J> {
         let mut state = self.state();
         loop {
-            if let Some(job) = state.jobs.pop_front() {
+            if let Some(job) = state.jobs.pop() {
                 return Some(job);
             }
             if state.ended {

@@ -239,7 +239,7 @@ mod tests {
     fn a_call_lets_others_have_their_turn_between_its_names() {
         let filter = Filter::<()>::default();
         let names = || {
-            (0..3 * NAMES_TURN).map(|number| {
+            (0..3 * NAMES_TURN as u64).map(|number| {
                 assert!(filter.0.try_lock().is_some(), "it is held for all names");
                 let mut key = [0; 32];
                 key[..8].copy_from_slice(&number.to_le_bytes());

@@ -8,6 +8,7 @@
 //! The limit of a call bounds silence: each answer that a tier reports by [`Progress`] starts it
 //! again, so that a call of many requests goes on as long as they are answered. The limit of a
 //! lookup bounds all of it: with [`Reply::in_parts`], the keys found by then are its answer.
+//! A call that waits for its turn at threads that serve others is not met by silence ([`Pulse`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,6 +57,23 @@ struct Shared<T> {
     waited: AtomicBool,
     /// Time of the last progress.
     heard: Mutex<Option<Instant>>,
+    /// That of the threads at which the call waits for its turn.
+    pulse: Mutex<Option<Arc<Pulse>>>,
+}
+
+/// When threads that serve many calls have done something last: a call that waits for its turn
+/// there waits for others, and not for a tier that is silent.
+#[derive(Default)]
+pub(super) struct Pulse(Mutex<Option<Instant>>);
+
+impl Pulse {
+    pub(super) fn beat(&self) {
+        *self.0.lock() = Some(clock::now());
+    }
+
+    fn has_beaten_since(&self, then: Instant) -> bool {
+        self.0.lock().is_some_and(|at| at >= then)
+    }
 }
 
 enum State<T> {
@@ -81,6 +99,7 @@ pub(super) fn ask_or<T>(back: Option<Back<T>>) -> (Reply<T>, Pending<T>) {
         so_far: Mutex::new(SoFar::None),
         waited: AtomicBool::new(false),
         heard: Mutex::new(None),
+        pulse: Mutex::new(None),
     });
     (Reply(Some(Arc::clone(&shared))), Pending(shared))
 }
@@ -155,14 +174,28 @@ impl<T: Send + 'static> Reply<T> {
         let parts = Parts(Arc::new(Mutex::new((0..count).map(|_| None).collect())));
         if let Some(shared) = &self.0 {
             let (so_far, waited) = (parts.clone(), shared.waited.load(Ordering::Relaxed));
+            let pulse = shared
+                .pulse
+                .lock()
+                .clone()
+                .map(|pulse| (pulse, clock::now()));
             let so_far = move || {
                 let found = so_far.take();
                 let has_some = found.iter().any(Option::is_some);
-                (has_some || waited).then(|| told(found))
+                let others = pulse.is_some_and(|(pulse, then)| pulse.has_beaten_since(then));
+                (has_some || waited || others).then(|| told(found))
             };
             shared.so_far.lock().set(so_far);
         }
         parts
+    }
+
+    /// The call waits for its turn at threads with that pulse, which is progress as long as it
+    /// beats, until the call [begins](Progress::begins).
+    pub(super) fn in_turn(&self, pulse: &Arc<Pulse>) {
+        if let Some(shared) = &self.0 {
+            *shared.pulse.lock() = Some(Arc::clone(pulse));
+        }
     }
 
     /// The call waits for a resource of this process. If it still does at its limit, `refusal` is
@@ -198,6 +231,13 @@ impl Progress {
     pub fn made(&self) {
         if let Some(question) = &self.0 {
             question.hear(clock::now());
+        }
+    }
+
+    /// The call has its turn: from now on what others are served is no progress of it.
+    pub(super) fn begins(&self) {
+        if let Some(question) = &self.0 {
+            question.begin();
         }
     }
 
@@ -325,6 +365,8 @@ pub(super) trait Expires: Send + Sync {
     fn expire(&self);
     /// There is progress.
     fn hear(&self, now: Instant);
+    /// It does not wait for its turn any more.
+    fn begin(&self);
     /// Returns the time of the next check, if there was progress within `limit`.
     fn goes_on(&self, limit: Duration) -> Option<Instant>;
     /// Whether it has its answer, or will have none.
@@ -354,12 +396,21 @@ impl<T: Send> Expires for Shared<T> {
         *self.heard.lock() = Some(now);
     }
 
+    fn begin(&self) {
+        let waited = self.pulse.lock().take();
+        if waited.is_some() {
+            self.hear(clock::now());
+        }
+    }
+
     fn goes_on(&self, limit: Duration) -> Option<Instant> {
         if !matches!(*self.so_far.lock(), SoFar::None) {
             // Its parts are the answer.
             return None;
         }
-        let end = (*self.heard.lock())?.checked_add(limit)?;
+        let pulse = self.pulse.lock().clone();
+        let others = pulse.and_then(|pulse| *pulse.0.lock());
+        let end = (*self.heard.lock()).max(others)?.checked_add(limit)?;
         (end > clock::now()).then_some(end)
     }
 
@@ -437,6 +488,38 @@ mod tests {
         });
         assert_eq!(receiver.recv_timeout(LONG), Ok(None));
         assert!(!reply.answer(4));
+    }
+
+    #[test]
+    fn a_call_that_waits_for_its_turn_is_met_by_silence_only_where_nobody_is_served() {
+        let pulse = Arc::<Pulse>::default();
+        let (reply, pending) = ask::<u32>();
+        let (question, progress) = (pending.question(), reply.progress());
+        reply.in_turn(&pulse);
+        assert_eq!(question.goes_on(LONG), None, "nobody is served");
+        pulse.beat();
+        assert!(question.goes_on(LONG).is_some());
+        progress.begins();
+        let end = question.goes_on(LONG);
+        assert!(end.is_some());
+        pulse.beat();
+        assert_eq!(
+            question.goes_on(LONG),
+            end,
+            "what others are served is no progress of it"
+        );
+
+        for served in [false, true] {
+            let pulse = Arc::<Pulse>::default();
+            let (reply, pending) = ask();
+            reply.in_turn(&pulse);
+            let _parts = reply.in_parts(2, |found: Vec<Option<u32>>| found);
+            if served {
+                pulse.beat();
+            }
+            let answer = pending.wait(Duration::ZERO);
+            assert_eq!(answer, served.then(|| vec![None, None]));
+        }
     }
 
     #[test]

@@ -18,3 +18,4 @@ mod posix_bounds;
 mod posix_disks;
 mod posix_faults;
 mod posix_hung;
+mod posix_outside;

@@ -1,4 +1,7 @@
 //! Threads for what a file system takes its time for: to look, to open, to make, to rename.
+//!
+//! A call of many keys is many jobs. Calls take turns, job by job, so that a small one does not
+//! wait for the end of a large one.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,6 +14,8 @@ use kvdepot_host::cpu;
 use kvdepot_host::fork::Origin;
 use kvdepot_media::is_simulated;
 use parking_lot::{Mutex, MutexGuard};
+
+use crate::tier::late::Pulse;
 
 /// What a thread does.
 type Job = Box<dyn FnOnce() + Send>;
@@ -32,13 +37,29 @@ pub(super) struct Desk {
 struct Queue {
     state: Mutex<State>,
     changed: Condvar,
+    pulse: Arc<Pulse>,
 }
 
 #[derive(Default)]
 struct State {
-    jobs: VecDeque<Job>,
+    /// The jobs of each call that waits; the first call has the next turn.
+    calls: VecDeque<VecDeque<Job>>,
+    /// All of their jobs.
+    waiting: usize,
     threads: usize,
     ended: bool,
+}
+
+impl State {
+    fn next(&mut self) -> Option<Job> {
+        let mut call = self.calls.pop_front()?;
+        let job = call.pop_front()?;
+        self.waiting -= 1;
+        if !call.is_empty() {
+            self.calls.push_back(call);
+        }
+        Some(job)
+    }
 }
 
 impl Desk {
@@ -70,6 +91,11 @@ impl Desk {
         Ok(desk)
     }
 
+    /// Whether calls that wait for their turn wait for others.
+    pub(super) fn pulse(&self) -> &Arc<Pulse> {
+        &self.queue.pulse
+    }
+
     pub(super) fn threads(&self) -> usize {
         self.threads.max(1)
     }
@@ -79,14 +105,27 @@ impl Desk {
         if self.threads == 0 {
             return job();
         }
+        self.call(VecDeque::from([Box::new(job) as Job]));
+    }
+
+    /// The same for all jobs of a call.
+    fn call(&self, jobs: VecDeque<Job>) {
+        if self.threads == 0 {
+            return jobs.into_iter().for_each(|job| job());
+        }
+        let count = jobs.len();
         let mut state = self.queue.state.lock();
-        if state.ended || state.jobs.len() >= WAITING_MAX {
+        if state.ended || state.waiting + count > WAITING_MAX {
             drop(state);
-            drop(job);
+            drop(jobs);
             return;
         }
-        state.jobs.push_back(Box::new(job));
-        self.queue.changed.notify_one();
+        state.waiting += count;
+        state.calls.push_back(jobs);
+        match count {
+            1 => self.queue.changed.notify_one(),
+            _ => self.queue.changed.notify_all(),
+        };
     }
 
     /// Does what waits and ends. What a file system does not answer by then is left alone: its
@@ -111,7 +150,8 @@ impl Desk {
                     threads = state.threads,
                     "a file system does not answer: its threads are left alone"
                 );
-                let left = std::mem::take(&mut state.jobs);
+                let left = std::mem::take(&mut state.calls);
+                state.waiting = 0;
                 drop(state);
                 drop(left);
                 return;
@@ -130,11 +170,12 @@ impl Queue {
     fn run(&self) {
         let mut state = self.state.lock();
         loop {
-            if let Some(job) = state.jobs.pop_front() {
+            if let Some(job) = state.next() {
                 MutexGuard::unlocked(&mut state, || {
                     if catch_unwind(AssertUnwindSafe(job)).is_err() {
                         tracing::error!("a job at a file system has panicked");
                     }
+                    self.pulse.beat();
                 });
                 continue;
             }
@@ -167,9 +208,13 @@ where
     if count == 0 {
         return done(Vec::new());
     }
-    let grain = grain
-        .max(count.div_ceil(desk.threads()).min(grain * 4))
-        .max(1);
+    // One turn for each thread, unless that would be long for others who wait for theirs.
+    let share = count.div_ceil(desk.threads());
+    let grain = match share <= grain * 4 {
+        true => grain.max(share),
+        false => grain,
+    };
+    let grain = grain.max(1);
     let sheet = Arc::new(Mutex::new(Sheet {
         answers: (0..count).map(|_| None).collect(),
         left: count,
@@ -177,13 +222,14 @@ where
     }));
     let work = Arc::new(work);
     let mut items = items.into_iter().enumerate();
+    let mut jobs = VecDeque::<Job>::with_capacity(count.div_ceil(grain));
     loop {
         let mine: Vec<(usize, I)> = items.by_ref().take(grain).collect();
         if mine.is_empty() {
-            return;
+            return desk.call(jobs);
         }
         let (sheet, work) = (Arc::clone(&sheet), Arc::clone(&work));
-        desk.run(move || {
+        jobs.push_back(Box::new(move || {
             let answers: Vec<(usize, T)> = mine
                 .into_iter()
                 .map(|(at, item)| (at, work(item)))
@@ -205,7 +251,7 @@ where
             if let Some((done, answers)) = last {
                 done(answers.into_iter().flatten().collect());
             }
-        });
+        }));
     }
 }
 
@@ -214,6 +260,35 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+
+    #[test]
+    fn a_small_call_waits_for_a_turn_and_not_for_the_end_of_a_large_one() {
+        const GRAIN: usize = 4;
+        let desk = Desk::new("test", 1).unwrap();
+        let (begin, begun) = mpsc::channel();
+        let (go, gone) = mpsc::channel::<()>();
+        let gone = Mutex::new(gone);
+        let done_before = Arc::new(Mutex::new(0));
+        let count = Arc::clone(&done_before);
+        let large = move |()| {
+            let _first = begin.send(());
+            let _waits = gone.lock().recv();
+            *count.lock() += 1;
+        };
+        each(
+            &desk,
+            (vec![(); 100 * GRAIN], GRAIN),
+            large,
+            |_: Vec<()>| {},
+        );
+        begun.recv().unwrap();
+        let (tell, told) = mpsc::channel();
+        let small = move |()| tell.send(*done_before.lock()).unwrap();
+        each(&desk, (vec![()], GRAIN), small, |_: Vec<()>| {});
+        drop(go);
+        // The job that was at work already, and the turn of the large one that came first.
+        assert_eq!(told.recv(), Ok(2 * GRAIN));
+    }
 
     #[test]
     fn what_came_of_items_whose_others_broke_is_dropped() {

@@ -150,6 +150,7 @@ impl Posix {
 /// Does `work`, and reports each time that there is progress.
 fn noting<I, T>(progress: Progress, work: impl Fn(I) -> T) -> impl Fn(I) -> T {
     move |item| {
+        progress.begins();
         let came = work(item);
         progress.made();
         came
@@ -181,6 +182,7 @@ impl Tier for Posix {
         let (known, turn) = self.common.filter.of(names.iter().copied());
         let (asked, told) = unknown(names, known);
         let asked: Vec<(usize, Identity)> = asked.into_iter().enumerate().collect();
+        reply.in_turn(self.reads.pulse());
         let parts = reply.in_parts(asked.len(), told.clone());
         let look = {
             let (common, parts) = (Arc::clone(&self.common), parts.clone());
@@ -209,6 +211,7 @@ impl Tier for Posix {
                 let found = found.into_iter().map(Option::flatten);
                 found.map(|one| one.and_then(Pinned::hand_out)).collect()
             };
+            reply.in_turn(reads.pulse());
             let parts = reply.in_parts(count, told);
             let permits = Mutex::new(permits);
             let find = {
@@ -241,6 +244,7 @@ impl Tier for Posix {
         let remove = move |(name, file): (Identity, Arc<BlockFile>)| {
             common.remove(&name, Some(file.inode()), Why::Rotten)
         };
+        reply.in_turn(self.writes.pulse());
         let remove = noting(reply.progress(), remove);
         each(&self.writes, (files, MAKES), remove, count_of(reply));
     }
@@ -267,8 +271,10 @@ impl Tier for Posix {
                 let slot = permits.lock().take();
                 common.make(namespace, &wanted, slot)
             };
+            reply.in_turn(writes.pulse());
             let question = reply.progress();
             let make = move |wanted| {
+                question.begins();
                 let made = make(wanted);
                 // A refusal after a wait for space is no progress.
                 if !matches!(made, Err(Refused::Full(_))) {
@@ -284,6 +290,7 @@ impl Tier for Posix {
 
     fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>) {
         self.common.open.publishes(&written);
+        reply.in_turn(self.writes.pulse());
         let (common, progress) = (Arc::clone(&self.common), reply.progress());
         let publish = move |(reserved, checksum): (Reserved, Checksum)| {
             let place = *reserved;
@@ -306,6 +313,7 @@ impl Tier for Posix {
         self.common.open.forget_copies(namespace, Some(keys));
         let common = Arc::clone(&self.common);
         let remove = move |name| common.remove(&name, None, Why::Removed);
+        reply.in_turn(self.writes.pulse());
         let remove = noting(reply.progress(), remove);
         let names = identities(namespace, keys);
         each(&self.writes, (names, MAKES), remove, count_of(reply));
@@ -314,8 +322,10 @@ impl Tier for Posix {
     fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
         self.common.open.forget_copies(namespace, None);
         let common = Arc::clone(&self.common);
+        reply.in_turn(self.writes.pulse());
         self.writes.run(move || {
             let (mut count, progress) = (0, reply.progress());
+            progress.begins();
             for number in 0..common.folder.folders() {
                 let Ok(names) = common.names(number, namespace) else {
                     return;
@@ -333,8 +343,10 @@ impl Tier for Posix {
     /// A mark is the number of a folder.
     fn list(&self, namespace: NamespaceId, from: u64, limit: usize, reply: Reply<Page>) {
         let common = Arc::clone(&self.common);
+        reply.in_turn(self.writes.pulse());
         self.writes.run(move || {
             let (mut page, progress) = (Vec::new(), reply.progress());
+            progress.begins();
             let mut next = from as u32;
             while next < common.folder.folders() && page.len() < limit && progress.is_wanted() {
                 let Ok(names) = common.names(next, namespace) else {
@@ -367,14 +379,17 @@ impl Tier for Posix {
     /// A mark is the number of a folder.
     fn namespaces(&self, from: u64, reply: Reply<NamespacePage>) {
         let common = Arc::clone(&self.common);
-        self.writes.run(
-            move || match common.shares(from as u32, &reply.progress()) {
+        reply.in_turn(self.writes.pulse());
+        self.writes.run(move || {
+            let progress = reply.progress();
+            progress.begins();
+            match common.shares(from as u32, &progress) {
                 Ok(page) => {
                     reply.answer(page);
                 }
                 Err(error) => tracing::debug!(%error, "a directory does not tell what it has"),
-            },
-        );
+            }
+        });
     }
 
     fn about(&self) -> String {

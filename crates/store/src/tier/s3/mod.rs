@@ -6,8 +6,8 @@
 //! anything else is a miss; every wait for the store has an end.
 //!
 //! `bucket` asks the store, `object` is what is read, `staging` what is written and `send` how,
-//! `held` what is pinned or reserved, `usage` counts for all, `uses` knows when blocks were used and
-//! `collect` makes room.
+//! `held` what is pinned or reserved, `usage` counts for all, `uses` knows when blocks were used
+//! and `collect` makes room.
 
 mod bucket;
 mod collect;

@@ -21,13 +21,13 @@ const LEASE_TIME: Duration = Duration::from_secs(6);
 const LEASE_BEAT: Duration = Duration::from_secs(2);
 
 /// Whoever collects: what was settled when that began.
-pub(in crate::tier::s3) struct Collecting {
+pub(crate) struct Collecting {
     /// What was announced beyond that.
-    pub(in crate::tier::s3) left: u64,
+    pub(crate) left: u64,
     settled: HashMap<String, u64>,
     silent: Vec<String>,
     /// The store's clock.
-    pub(in crate::tier::s3) time: StoreTime,
+    pub(crate) time: StoreTime,
     now: i64,
     turnover: Option<u64>,
     /// `None` where another one has it, and nobody has counted yet.
@@ -36,20 +36,20 @@ pub(in crate::tier::s3) struct Collecting {
 
 impl Collecting {
     /// Whether this process has nothing to count by but what one page lists.
-    pub(in crate::tier::s3) fn has_no_lease(&self) -> bool {
+    pub(crate) fn has_no_lease(&self) -> bool {
         self.lease.is_none()
     }
 
     /// Whether another one collects by now.
-    pub(in crate::tier::s3) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.lease.as_ref().is_some_and(Lease::is_lost)
     }
 }
 
 /// What a count has found, and is there no more.
-pub(in crate::tier::s3) struct Counted {
-    pub(in crate::tier::s3) bytes: u64,
-    pub(in crate::tier::s3) turnover: Option<u64>,
+pub(crate) struct Counted {
+    pub(crate) bytes: u64,
+    pub(crate) turnover: Option<u64>,
 }
 
 /// The right to collect, by a version of its object.
@@ -85,7 +85,7 @@ fn update(e_tag: Option<String>) -> PutMode {
 
 impl Usage {
     /// Begins to collect, unless another one does; what this process has settled is said before.
-    pub(in crate::tier::s3) async fn collect(&self) -> Result<Option<Collecting>, Fault> {
+    pub(crate) async fn collect(&self) -> Result<Option<Collecting>, Fault> {
         let mut others = self.others.lock().await;
         let granted = self.mine.lock().granted;
         self.say(granted).await?;
@@ -145,7 +145,7 @@ impl Usage {
     }
 
     /// Says again and again that this process collects, until that is not so.
-    pub(in crate::tier::s3) async fn renew(&self, by: &Collecting) -> Infallible {
+    pub(crate) async fn renew(&self, by: &Collecting) -> Infallible {
         loop {
             sleep(LEASE_BEAT).await;
             let Some(lease) = by.lease.as_ref().filter(|lease| !lease.is_lost()) else {
@@ -177,11 +177,7 @@ impl Usage {
     }
 
     /// Says what has been found, and is there no more; what has ended long ago is forgotten.
-    pub(in crate::tier::s3) async fn found(
-        &self,
-        by: &Collecting,
-        found: Counted,
-    ) -> Result<(), Fault> {
+    pub(crate) async fn found(&self, by: &Collecting, found: Counted) -> Result<(), Fault> {
         let Counted { bytes, turnover } = found;
         let mut count = Count {
             bytes,
@@ -204,7 +200,7 @@ impl Usage {
     }
 
     /// Lets others collect.
-    pub(in crate::tier::s3) async fn ended(&self, by: &Collecting) {
+    pub(crate) async fn ended(&self, by: &Collecting) {
         if by.lease.as_ref().is_some_and(|lease| !lease.is_lost()) {
             let _others_wait_until_it_is_old = self.remove(&self.path(LEASE)).await;
         }
