@@ -83,7 +83,7 @@ impl Stamps {
     #[must_use]
     pub fn behind(stamp: u64) -> Stamps {
         let first = match stamp & 3 == Sight::There as u64 {
-            true => (stamp & !(USE - 1)) - USE | DEPTH << DEPTH_SHIFT,
+            true => ((stamp & !(USE - 1)) - USE) | (DEPTH << DEPTH_SHIFT),
             false => deeper(stamp, 1),
         };
         Stamps {
