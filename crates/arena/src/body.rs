@@ -22,7 +22,6 @@ use kvdepot_host::Condvar;
 use kvdepot_media::{Buffer, Mapping};
 use parking_lot::Mutex;
 
-use crate::displace::Turnover;
 use crate::error::Error;
 use crate::format::layout::Layout;
 use crate::format::record::{Record, State as RecordState};
@@ -41,6 +40,7 @@ use crate::parts::{self, Part};
 use crate::place::{Place, Token};
 use crate::roll::Roll;
 use crate::stats::{Counters, TierStats};
+use crate::turnover::Turnover;
 use crate::under_way::UnderWay;
 
 /// A medium with its allocator, index and, where it outlives the process, its record table.

@@ -158,8 +158,8 @@ impl Arena {
     }
 
     /// The least recently used blocks, until there is enough of them, or the next may not go, and
-    /// their bytes: `enough` is asked with these and their number. None yet, or fewer, where more had to be looked at than a
-    /// turn allows; `None` when there is enough, or there are no more.
+    /// their bytes: `enough` is asked with these and their number. None yet, or fewer, where more
+    /// had to be looked at than a turn allows; `None` when there is enough, or there are no more.
     fn least_used(
         &self,
         state: &mut State,

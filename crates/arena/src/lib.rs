@@ -50,6 +50,7 @@ mod serve;
 pub mod size;
 mod space;
 mod stats;
+mod turnover;
 mod under_way;
 pub mod verdict;
 

@@ -54,8 +54,8 @@ impl Feed {
         Ok(feed)
     }
 
-    /// Refuses a session that has these bytes of pieces that are missing, and of other parts, beside
-    /// what is there: no tier could keep it whole.
+    /// Refuses a session that has these bytes of pieces that are missing, and of other parts,
+    /// beside what is there: no tier could keep it whole.
     pub(crate) fn check_size(&self, more: impl Iterator<Item = u64>) -> Result<(), Error> {
         let there = self.pieces.bytes.iter().copied();
         check_size(self.size_max, there.chain(more))

@@ -438,9 +438,9 @@ impl Sessions {
         Ok((self.index.write().add(key, len, manifest), len))
     }
 
-    /// The bytes of each of these pieces where it was acknowledged, and 0 where it was not, whatever
-    /// nearer tiers have: there it is gone with the process. What is there stays until the manifest
-    /// names it, where a tier can hold it.
+    /// The bytes of each of these pieces where it was acknowledged, and 0 where it was not,
+    /// whatever nearer tiers have: there it is gone with the process. What is there stays until the
+    /// manifest names it, where a tier can hold it.
     pub(crate) fn there(&self, keys: &[Key]) -> Result<(Vec<u64>, Held), Error> {
         let pins = self.pieces.pin(keys, false)?;
         let held = Held {

@@ -161,8 +161,8 @@ impl Sessions {
         self.clear(&[manifest], &self.beginning_with(entry.first))
     }
 
-    /// The key of a manifest that is there and that this release does not read, after a look at what
-    /// others have saved.
+    /// The key of a manifest that is there and that this release does not read, after a look at
+    /// what others have saved.
     fn unread(&self, id: Id) -> Result<Option<Key>, Error> {
         self.refresh()?;
         if self.index.read().entry(id).is_some() {

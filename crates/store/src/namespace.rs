@@ -3,8 +3,8 @@
 use kvdepot_arena::{Error, NamespaceId};
 use sha2::{Digest, Sha256};
 
-/// What the `group` of a namespace begins with whose blocks somebody saves on purpose, such as those
-/// of sessions: admission rules let all of them pass.
+/// What the `group` of a namespace begins with whose blocks somebody saves on purpose, such as
+/// those of sessions: admission rules let all of them pass.
 pub const SAVED: &str = "session ";
 
 /// Whether a [description](NamespaceSpec::describe) is of such a namespace.

@@ -332,10 +332,7 @@ class KvdepotManager(OffloadingManager):
                 names = [name for _, name in self._idents(members, req_context)]
                 offered = Offered(store, group, members, names)
                 if self._stores:
-                    after = self.ends.after(req_context.req_id, group.position, names)
-                    room = offered.reserve(self.writers, after)
-                    if room < len(members):
-                        self.ends.no_room(members[room], req_context)
+                    offered.reserve(self.writers, self.ends, req_context)
                 if plan is not None:
                     offered.compare(plan, req_context)
                 of_group, placements = offered.choose()

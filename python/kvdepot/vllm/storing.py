@@ -80,9 +80,8 @@ class Offered:
         self._reservations: list[kvdepot.Reservation | None] = [None] * len(keys)
         self._pins: dict[int, kvdepot.Pin | None] = {}
 
-    def reserve(self, writers: int, after: bytes | None) -> int:
-        """Reserve room for blocks of so many parts, which follow a block; how many of them, from
-        the first one on, there was room for or are stored."""
+    def reserve(self, writers: int, ends: Ends, context: ReqContext) -> None:
+        """Reserve room for blocks of so many parts, up to the first that finds none."""
         lengths = self._group.part_bytes
         self._reservations = self._group.namespace.reserve(
             self._names,
@@ -90,9 +89,10 @@ class Offered:
             parts=writers,
             part_lengths=lengths,
             prefix=True,
-            after=after,
+            after=ends.after(context.req_id, self._group.position, self._names),
         )
-        return len(self._reservations)
+        if len(self._reservations) < len(self._keys):
+            ends.no_room(self._keys[len(self._reservations)], context)
 
     def compare(self, plan: Plan, context: ReqContext) -> None:
         """Pin the blocks without room that are to be compared."""

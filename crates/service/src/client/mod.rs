@@ -6,6 +6,7 @@ mod departures;
 mod dial;
 mod groups;
 mod link;
+mod starts;
 mod stores;
 mod verbs;
 

@@ -102,6 +102,10 @@ fn a_key_that_a_call_names_twice_is_reserved_on_one_device() {
             .iter()
             .map(|number| (key(*number), vec![LEN as u64]))
             .collect();
+        // The second time others have to go: for more than an eighth of a device when it is offered
+        // again.
+        let offered = ns.reserve(&blocks).unwrap();
+        ns.abort(&offered.into_iter().flatten().collect::<Vec<_>>());
         let reserved = ns.reserve(&blocks).unwrap();
         assert!(reserved[..80].iter().all(Option::is_some), "round {round}");
         assert!(reserved[80..].iter().all(Option::is_none), "round {round}");

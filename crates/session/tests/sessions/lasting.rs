@@ -1,6 +1,6 @@
 //! What is acknowledged outlives the process, whatever the tiers before the one that acknowledges
-//! hold: nothing counts as stored for being there, no admission rule keeps a part of a session back,
-//! and what a budget or a full queue refuses fails the save.
+//! hold: nothing counts as stored for being there, no admission rule keeps a part of a session
+//! back, and what a budget or a full queue refuses fails the save.
 
 use std::ops::Range;
 use std::path::Path;

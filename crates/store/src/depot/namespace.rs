@@ -79,13 +79,13 @@ impl Namespace {
         Ok(tiers.into_iter().map(|tier| tier.and_then(name)).collect())
     }
 
-    /// Payload bytes of each key's block in a tier that acknowledges puts; `None` where no such tier
-    /// has it, whatever the tiers before have: there it does not outlive the process. A block that
-    /// is found was used now.
+    /// Payload bytes of each key's block in a tier that acknowledges puts; `None` where no such
+    /// tier has it, whatever the tiers before have: there it does not outlive the process. A block
+    /// that is found was used now.
     ///
     /// # Errors
-    /// [`Error::Closed`]; [`Error::Peer`] in a client whose owner is of a release that knows no such
-    /// question.
+    /// [`Error::Closed`]; [`Error::Peer`] in a client whose owner is of a release that knows no
+    /// such question.
     pub fn acknowledged(&self, keys: &[Key]) -> Result<Vec<Option<u64>>, Error> {
         self.verbs.acknowledged(self.id, keys)
     }

@@ -96,6 +96,7 @@ fn what_is_saved_on_purpose_is_stored_again_whatever_left_unread() {
         let ns = depot.namespace(&spec(group)).unwrap();
         for from in [0, 500] {
             let numbers: Vec<u64> = (from..from + blocks).collect();
+            put(&ns, &numbers, 4096);
             assert!(put(&ns, &numbers, 4096).iter().all(|stored| *stored));
         }
         assert_eq!(put(&ns, &[0, 1, 2], 4096), [stores; 3]);

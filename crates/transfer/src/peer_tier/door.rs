@@ -82,7 +82,7 @@ impl PeerDoor {
         let now = Instant::now();
         let new = || {
             let wire = Wire::new(&self.net.engine, self.timeout, &self.finisher);
-            Arc::new(Target::new(&address.to_string(), address, &self.net, wire))
+            Arc::new(Target::anyone(address, &self.net, wire))
         };
         let mut homes = self.homes.lock();
         let idle = homes.extract_if(|other, (home, used)| {

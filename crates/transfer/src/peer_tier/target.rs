@@ -73,6 +73,9 @@ struct Owed {
 /// Another host.
 pub(super) struct Target {
     pub(super) name: String,
+    /// Whoever is at the address is asked: a worker knows no names, and what it asks for names the
+    /// depot that has pinned it.
+    is_anyone: bool,
     pub(super) address: SocketAddr,
     pub(super) net: Arc<Net>,
     pub(super) wire: Arc<Wire>,
@@ -88,6 +91,7 @@ impl Target {
     pub(super) fn new(name: &str, address: SocketAddr, net: &Arc<Net>, wire: Arc<Wire>) -> Target {
         Target {
             name: name.to_owned(),
+            is_anyone: false,
             address,
             net: Arc::clone(net),
             wire,
@@ -96,6 +100,15 @@ impl Target {
             is_down: AtomicBool::new(false),
             owed: Mutex::default(),
             met: AtomicU32::new(0),
+        }
+    }
+
+    /// Whoever is at an address.
+    pub(super) fn anyone(address: SocketAddr, net: &Arc<Net>, wire: Arc<Wire>) -> Target {
+        let name = address.to_string();
+        Target {
+            is_anyone: true,
+            ..Target::new(&name, address, net, wire)
         }
     }
 
@@ -187,7 +200,7 @@ impl Target {
         let (engine, limit) = (&self.net.engine, self.net.lookup);
         let (said, lender) = engine.converse(self.address, ask, limit)?;
         match decode(&said) {
-            Some(Said::Name(name)) if name == self.name => {
+            Some(Said::Name(name)) if self.is_anyone || name == self.name => {
                 self.met.store(lender.target(), Ordering::Release);
                 Ok(())
             }

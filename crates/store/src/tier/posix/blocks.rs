@@ -22,7 +22,7 @@ use super::name::{identity_of, room_of};
 use super::open::Open;
 use super::pinned::Pinned;
 use super::slots::Permits;
-use super::usage::{BEGIN, Usage};
+use super::usage::Usage;
 use crate::tier::contract::{NamespacePage, NamespaceUsage};
 use crate::tier::filter::Filter;
 use crate::tier::late::Progress;
@@ -123,21 +123,19 @@ impl Common {
             Ok(Kept::Strange) => return Err(Refused::Declined),
             Err(error) => return Err(self.fails(&error)),
         }
-        if !self.may_go_for(wanted) {
-            let (capacity, used) = (self.usage.capacity(), self.usage.seen());
-            let free = capacity.saturating_sub(used);
-            return Err(self.full(wanted, Cause::Space { free, capacity }));
-        }
         let Some(mut making) = self.open.begin(name) else {
             return Err(Refused::Reserved(nowhere));
         };
         let bytes = room_of(LEN as u64 + wanted.len);
         let epoch = self.usage.epoch();
         let until = clock::now() + self.for_space;
-        let taken = self.usage.take(bytes).and_then(|taken| match taken {
-            true => Ok(true),
-            false => self.take_when_collected(bytes, until),
-        });
+        let taken = match self.may_go_for(wanted) {
+            true => self.usage.take(bytes).and_then(|taken| match taken {
+                true => Ok(true),
+                false => self.take_when_collected(bytes, until),
+            }),
+            false => self.usage.take_spare(bytes),
+        };
         match taken {
             Ok(true) => {}
             Ok(false) => {
@@ -166,14 +164,12 @@ impl Common {
         })
     }
 
-    /// Whether others may go for a block, or need not: what is new in a prompt displaces an eighth
-    /// of the capacity, and an eighth more each time that its end is offered again.
+    /// Whether others may go for a block: what is new in a prompt displaces an eighth of the
+    /// capacity, and an eighth more each time that its end is offered again.
     fn may_go_for(&self, wanted: &Wanted) -> bool {
         let room = room_of(LEN as u64 + wanted.len);
         let before = Use::of(wanted.stamp).depth.saturating_mul(room);
-        // A collection begins there.
-        let free_until = self.usage.part(BEGIN);
-        before < self.usage.capacity() / 8 || self.usage.seen() + room <= free_until
+        before < self.usage.capacity() / 8
     }
 
     /// A block takes no more than a part of the capacity, so that what goes for one is bounded.

@@ -9,9 +9,9 @@
 //!
 //! `folder` says what lies where, `agree` what all have to name alike, `usage` counts for all,
 //! `collect` makes room, `filter` knows what was looked at lately, `losses` what has gone,
-//! `uses` when blocks were used, `described` what namespaces are, `pinned` holds what is pinned until somebody is told, `desk`
-//! has the threads that wait for the file system, `slots` bounds the files that are open, and
-//! `blocks` what they do there.
+//! `uses` when blocks were used, `described` what namespaces are, `pinned` holds what is pinned
+//! until somebody is told, `desk` has the threads that wait for the file system, `slots` bounds
+//! the files that are open, and `blocks` what they do there.
 
 mod agree;
 mod blocks;

@@ -94,6 +94,8 @@ pub(super) struct Usage {
     grant: u64,
     /// As the count has it; what this process writes there next, where it has looked.
     turnover: AtomicU32,
+    /// Held while what is spare is looked at and taken.
+    spare: Mutex<()>,
     /// Never held while the file is read or written.
     mine: Mutex<Mine>,
 }
@@ -135,6 +137,7 @@ impl Usage {
             capacity,
             grant: (capacity / GRANT_PART).max(1),
             turnover: AtomicU32::new(0),
+            spare: Mutex::new(()),
             mine: Mutex::default(),
         })
     }
@@ -221,6 +224,17 @@ impl Usage {
             if granted == 0 {
                 return Ok(false);
             }
+        }
+    }
+
+    /// The same of what is free before a collection begins.
+    pub(super) fn take_spare(&self, bytes: u64) -> Result<bool, Error> {
+        // One after the other: what is taken meanwhile is seen by the next.
+        let _turn = self.spare.lock();
+        let end = self.part(BEGIN).saturating_sub(self.grant);
+        match self.used()? + bytes <= end {
+            true => self.take(bytes),
+            false => Ok(false),
         }
     }
 
