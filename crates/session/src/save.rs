@@ -176,7 +176,14 @@ impl Sessions {
             return Err(Error::input("tokens", "none", "at least one"));
         };
         let keys: Vec<Key> = links.iter().map(|link| link.key()).collect();
-        let (there, _held) = self.there(&keys)?;
+        // All of what is exact is asked for, and has keys of its own.
+        let (there, _held) = match checkpoint.exact {
+            true => (vec![0; keys.len()], None),
+            false => {
+                let (there, held) = self.there(&keys)?;
+                (there, Some(held))
+            }
+        };
         let mut pieces = Pieces {
             keys,
             bytes: there,

@@ -262,7 +262,7 @@ mod tests {
             )
         });
         let table = rows.collect::<Vec<_>>().join("\n");
-        let plain = ["<'a>", "<'b>", "'a ", "'a, ", "kvdepot_store::"];
+        let plain = ["<'a>", "<'b>", "'a ", "'a, ", "'b, ", "kvdepot_store::"];
         let table = plain
             .iter()
             .fold(table, |table, name| table.replace(name, ""));

@@ -350,3 +350,15 @@ fn what_is_given_up_takes_nothing_of_what_was_acknowledged_meanwhile() {
         assert_eq!(lost, 0, "saves that were acknowledged");
     });
 }
+
+#[test]
+fn what_shares_its_beginning_with_an_exact_one_is_found_at_once() {
+    let home = tempfile::tempdir().unwrap();
+    let (one, other) = (of_files(home.path()), of_files(home.path()));
+    let [exact, any] = [2, 3].map(|last| [tokens(64, 1), tokens(10, last)].concat());
+    // It does not look for the pieces of any, which it would believe for a moment to be missing.
+    fill(&one, &exact, 1, true, || ()).unwrap();
+    fill(&other, &any, 2, false, || ()).unwrap();
+    one.refresh().unwrap();
+    assert!(bytes(&one, &any) == Some(vec![2; 7400]));
+}

@@ -35,7 +35,8 @@ impl Circle {
                 Ok(())
             }
             Deed::Evict { which } => {
-                if self.evict(usize::from(*which)) {
+                // Of a directory that is shared, others believe for a moment what they have missed.
+                if self.is_served() && self.evict(usize::from(*which)) {
                     self.tally.fault("eviction of a part");
                     // What is acknowledged from now on is there all the same.
                     self.forget();
