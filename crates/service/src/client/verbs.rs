@@ -5,26 +5,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvdepot_arena::parts::Parts;
-use kvdepot_arena::patience::{SLICE, Wait, Why};
 use kvdepot_arena::{Class, Error, Identity, Key, NamespaceId, Opening, Place, clock, parts};
 use kvdepot_host::dir::Access;
 use kvdepot_media::Checksum;
 use kvdepot_store::placement::Holder;
 use kvdepot_store::{
     About, BlockBuffers, BlockPage, Cursor, DeviceStats, DrainTo, Drained, GetOptions, Gone,
-    Journal, NamespaceUsage, NoRoom, Op, Outcome, Outside, Pin, Reservation, Stats, Task, Together,
-    Verbs,
+    NamespaceUsage, NoRoom, Op, Outside, Pin, Reservation, Stats, Task, Together, Verbs,
 };
 use zerocopy::little_endian::U32;
 
 use crate::client::Client;
 use crate::client::dial::Told;
 use crate::client::groups::Declared;
-use crate::client::link::{Call, Link};
+use crate::client::link::Link;
 use crate::frame::Out;
 use crate::frame::refusal::{broken, tier_name};
 use crate::frame::rows::{NameRow, Rows, marked};
-use crate::frame::verbs::{self as say, Grant, Says};
+use crate::frame::verbs::{self as say, Grant};
 
 /// A block of a grant: its tier, its place, and its file if it has one.
 type Granted = (usize, Place, Option<Outside>);

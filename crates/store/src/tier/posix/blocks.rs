@@ -72,8 +72,7 @@ impl Common {
         })
     }
 
-    /// Opens a block's file and pins it.
-    /// It is the one at `index` of a call.
+    /// Opens a block's file and pins it. It is the one at `index` of a call.
     pub(super) fn find(&self, name: &Identity, index: usize, slot: Permits) -> Option<Pinned> {
         let (_, turn) = self.filter.of(std::iter::empty());
         let found = self.open.adopt(name, index, slot);
@@ -91,7 +90,7 @@ impl Common {
     pub(super) fn make(
         &self,
         namespace: NamespaceId,
-        wanted: &Wanted,
+        (wanted, finds_room): (&Wanted, bool),
         slot: Option<Permits>,
     ) -> Result<Reserved, Refused> {
         let Some(mut slot) = slot else {
@@ -130,6 +129,7 @@ impl Common {
         let epoch = self.usage.epoch();
         let until = clock::now() + self.for_space;
         let taken = match self.may_go_for(wanted) {
+            _ if !finds_room => Ok(false),
             true => self.usage.take(bytes).and_then(|taken| match taken {
                 true => Ok(true),
                 false => self.take_when_collected(bytes, until),
@@ -139,9 +139,7 @@ impl Common {
         match taken {
             Ok(true) => {}
             Ok(false) => {
-                let capacity = self.usage.capacity();
-                let free = capacity.saturating_sub(self.usage.seen());
-                return Err(self.full(wanted, Cause::Space { free, capacity }));
+                return Err(self.no_space(wanted));
             }
             Err(error) => return Err(self.refuse(&error)),
         }
@@ -162,6 +160,24 @@ impl Common {
             self.usage.give_back(bytes, epoch);
             self.fails(&error)
         })
+    }
+
+    /// Whether each of these blocks, in prefix order, may be stored: with what goes for it, or in
+    /// what is spare, where a prompt's head comes before its tail.
+    pub(super) fn find_room(&self, blocks: &[Wanted]) -> Vec<bool> {
+        let mut spare = self.usage.spare();
+        let finds = |wanted: &Wanted| {
+            let left = spare.checked_sub(room_of(LEN as u64 + wanted.len));
+            spare = left.unwrap_or(0);
+            left.is_some() || self.may_go_for(wanted)
+        };
+        blocks.iter().map(finds).collect()
+    }
+
+    pub(super) fn no_space(&self, wanted: &Wanted) -> Refused {
+        let capacity = self.usage.capacity();
+        let free = capacity.saturating_sub(self.usage.seen());
+        self.full(wanted, Cause::Space { free, capacity })
     }
 
     /// Whether others may go for a block: what is new in a prompt displaces an eighth of the

@@ -267,9 +267,11 @@ impl Tier for Posix {
         let slots = &self.common.open.slots;
         slots.acquire(blocks.len(), reply, refusal, move |reply, permits| {
             let permits = Mutex::new(permits);
-            let make = move |wanted: Wanted| {
+            let finds = common.find_room(&blocks);
+            let blocks: Vec<(Wanted, bool)> = blocks.into_iter().zip(finds).collect();
+            let make = move |(wanted, finds_room)| {
                 let slot = permits.lock().take();
-                common.make(namespace, &wanted, slot)
+                common.make(namespace, (&wanted, finds_room), slot)
             };
             reply.in_turn(writes.pulse());
             let question = reply.progress();

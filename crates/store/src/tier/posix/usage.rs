@@ -227,6 +227,12 @@ impl Usage {
         }
     }
 
+    /// What is free before a collection begins, as far as it is known.
+    pub(super) fn spare(&self) -> u64 {
+        let end = self.part(BEGIN).saturating_sub(self.grant);
+        end.saturating_sub(self.seen())
+    }
+
     /// The same of what is free before a collection begins.
     pub(super) fn take_spare(&self, bytes: u64) -> Result<bool, Error> {
         // One after the other: what is taken meanwhile is seen by the next.
