@@ -227,18 +227,22 @@ impl Usage {
         }
     }
 
-    /// What is free before a collection begins, as far as it is known.
+    /// What is free and needs no collection, as far as it is known.
     pub(super) fn spare(&self) -> u64 {
-        let end = self.part(BEGIN).saturating_sub(self.grant);
-        end.saturating_sub(self.seen())
+        self.spare_end().saturating_sub(self.seen())
     }
 
-    /// The same of what is free before a collection begins.
+    /// An eighth is for the heads of prompts, which may come later than the tails of others.
+    fn spare_end(&self) -> u64 {
+        let kept = self.capacity / 8 + self.grant;
+        self.part(BEGIN).saturating_sub(kept)
+    }
+
+    /// As [`Usage::take`], of what is spare.
     pub(super) fn take_spare(&self, bytes: u64) -> Result<bool, Error> {
         // One after the other: what is taken meanwhile is seen by the next.
         let _turn = self.spare.lock();
-        let end = self.part(BEGIN).saturating_sub(self.grant);
-        match self.used()? + bytes <= end {
+        match self.used()? + bytes <= self.spare_end() {
             true => self.take(bytes),
             false => Ok(false),
         }
