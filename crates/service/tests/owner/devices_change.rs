@@ -11,7 +11,9 @@ use crate::common::{
 };
 use kvdepot_service::Mover;
 use kvdepot_store::format::superblock;
-use kvdepot_store::{BlockBuffers, Buffer, Config, DeviceState, DrainTo, Error, Key, Outcome};
+use kvdepot_store::{
+    BlockBuffers, Buffer, Config, DeviceState, DrainTo, Error, Key, NamespaceSpec, Outcome, SAVED,
+};
 use kvdepot_testkit::child::{self, Child};
 use kvdepot_testkit::{Rng, rounds};
 use serde_json::json;
@@ -93,7 +95,15 @@ fn what_a_device_has_counted_and_noted_outlives_its_removal() {
 fn a_key_that_a_call_names_twice_is_reserved_on_one_device() {
     let place = two();
     let depot = place.serve();
-    let ns = namespace(&depot);
+    // Others go for all of what is saved on purpose.
+    let spec = NamespaceSpec {
+        model: "m".into(),
+        dtype: "float32".into(),
+        block_tokens: 16,
+        group: Some(format!("{SAVED}x")),
+        ..NamespaceSpec::default()
+    };
+    let ns = depot.namespace(&spec).unwrap();
     // One device takes less than what lies between the two.
     let long: Vec<u64> = (0..80).chain(0..8).collect();
     let full = vec![0x5A; LEN];
@@ -102,10 +112,6 @@ fn a_key_that_a_call_names_twice_is_reserved_on_one_device() {
             .iter()
             .map(|number| (key(*number), vec![LEN as u64]))
             .collect();
-        // The second time others have to go: for more than an eighth of a device when it is offered
-        // again.
-        let offered = ns.reserve(&blocks).unwrap();
-        ns.abort(&offered.into_iter().flatten().collect::<Vec<_>>());
         let reserved = ns.reserve(&blocks).unwrap();
         assert!(reserved[..80].iter().all(Option::is_some), "round {round}");
         assert!(reserved[80..].iter().all(Option::is_none), "round {round}");
