@@ -117,8 +117,11 @@ class World:
         return len(output.keys_to_store)
 
     def fill_up(self) -> None:
+        # One request could not displace so much.
         for n in range(MANY):
-            self.store(key(f"filler {time.monotonic_ns()} {n}"))
+            filler = key(f"filler {time.monotonic_ns()} {n}")
+            self.store(filler, request=f"filler {n}")
+            self.manager.on_request_finished(context(f"filler {n}", filler))
 
     def lookup(self, each: OffloadKey, request: str = "lookup") -> LookupResult:
         return soon(self.manager, each, context(request, each))
