@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use crate::bind::Fallen;
 use crate::body::{Arena, State};
 use crate::bury::{BATCH, BITE, Dying, Victim};
-use crate::displace::Before;
+use crate::eviction_limit::EvictionLimit;
 use crate::format::GRANULE;
 use crate::format::record::EXTENTS_MAX;
 use crate::held::Guard;
@@ -42,13 +42,13 @@ impl Arena {
     /// Evicts for a block that found no room, and somewhat more. False when nothing
     /// more can go, or nothing that went has left room.
     pub(crate) fn evict_for(&self, state: &mut Guard<'_, State>, wanted: &Wanted) -> bool {
-        let before = self.displaced_by(state, wanted);
+        let limit = self.eviction_limit(state, wanted);
         // With all that eviction may run ahead, and still in pieces.
         let (bytes, slots) = state.unpromised();
         if slots > 0 && bytes >= self.with_ahead(wanted.len) {
-            return self.dig(state, wanted.len, before);
+            return self.dig(state, wanted.len, limit);
         }
-        self.evict_oldest(state, wanted.len, before)
+        self.evict_oldest(state, wanted.len, limit)
     }
 
     /// Evicts ahead of need what one burial takes, where there was need before. False when there
@@ -91,7 +91,7 @@ impl Arena {
                 let slots = slots + count as u64 + fallen.blocks + taken;
                 room >= bytes_wanted && slots >= slots_wanted
             };
-            let (victims, more) = self.least_used(state, few, Before::ALL, enough)?;
+            let (victims, more) = self.least_used(state, few, EvictionLimit::NONE, enough)?;
             (room, count) = (room + more, count + victims.len());
             Some(victims)
         });
@@ -157,21 +157,21 @@ impl Arena {
         }
     }
 
-    /// The least recently used blocks, until there is enough of them, or the next may not go, and
-    /// their bytes: `enough` is asked with these and their number. None yet, or fewer, where more
+    /// The least recently used blocks, up to the limit or until there is enough of them, and their
+    /// bytes: `enough` is asked with these and their number. None yet, or fewer, where more
     /// had to be looked at than a turn allows; `None` when there is enough, or there are no more.
     fn least_used(
         &self,
         state: &mut State,
         most: usize,
-        before: Before,
+        limit: EvictionLimit,
         enough: impl Fn(u64, u64) -> bool,
     ) -> Option<(Vec<Victim>, u64)> {
         let mut victims = Vec::new();
         let mut bytes = 0;
         while victims.len() < most && !enough(bytes, victims.len() as u64) {
             match state.order.oldest(&self.index) {
-                Oldest::Block(slot, stamp) | Oldest::Used(slot, stamp) if !before.takes(stamp) => {
+                Oldest::Block(slot, stamp) | Oldest::Used(slot, stamp) if !limit.allows(stamp) => {
                     state.order.keep(&self.index, slot);
                     break;
                 }
@@ -192,7 +192,7 @@ impl Arena {
 
     /// Evicts the least recently used blocks for `need` bytes and a slot, which nobody else gets
     /// meanwhile. False when all that may go would not be enough.
-    fn evict_oldest(&self, state: &mut Guard<'_, State>, need: u64, before: Before) -> bool {
+    fn evict_oldest(&self, state: &mut Guard<'_, State>, need: u64, limit: EvictionLimit) -> bool {
         let (bytes, slots) = state.unpromised();
         if bytes + self.index.evictable_bytes() < need {
             return false;
@@ -217,7 +217,7 @@ impl Arena {
         let (gone, buried) = self.evict_each(state, |state, fallen| {
             let taken = count as u64 + fallen.blocks;
             let enough = |more, few| enough(room + fallen.bytes + more, taken + few);
-            let (victims, more) = self.least_used(state, BITE, before, enough)?;
+            let (victims, more) = self.least_used(state, BITE, limit, enough)?;
             (room, count) = (room + more, count + victims.len());
             Some(victims)
         });
@@ -238,13 +238,13 @@ impl Arena {
     /// a hole that runs ahead of need, or else for the least that will do. Nobody else gets any
     /// of it meanwhile. False when there is no place for it, because pinned and reserved blocks
     /// stay where they are, or when nothing stands in its way any more.
-    fn dig(&self, state: &mut Guard<'_, State>, need: u64, before: Before) -> bool {
+    fn dig(&self, state: &mut Guard<'_, State>, need: u64, limit: EvictionLimit) -> bool {
         let need = need.next_multiple_of(GRANULE);
         let ahead = self.layout().data_len() / HOLE_AHEAD;
         let lost = self.lost(state);
         // Looking at all that a large arena has takes longer than anybody should wait for the lock.
         let chosen = state.unlocked(|| {
-            let taken = self.taken(&lost, before);
+            let taken = self.taken(&lost, limit);
             let ample = (ahead > need).then(|| self.around_hole(&taken, ahead, 1));
             ample
                 .flatten()
@@ -269,12 +269,12 @@ impl Arena {
         buried
     }
 
-    fn taken(&self, lost: &[(u64, u64)], before: Before) -> Vec<Taken> {
+    fn taken(&self, lost: &[(u64, u64)], limit: EvictionLimit) -> Vec<Taken> {
         let mut taken: Vec<Taken> = Vec::new();
         self.index.walk(|slot, entry| {
             let stays = entry.stage != Stage::Live || entry.pins > 0;
             let stamp = self.index.stamp_of(slot, &entry);
-            let stamp = match stays || !before.takes(stamp) {
+            let stamp = match stays || !limit.allows(stamp) {
                 true => u64::MAX,
                 false => stamp,
             };
@@ -418,8 +418,8 @@ mod tests {
             let mut taken = false;
             let mut state = self.state.lock();
             self.evict_each(&mut state, |state, _| {
-                let (victims, _) =
-                    (!taken).then(|| self.least_used(state, 1, Before::ALL, |_, _| false))??;
+                let (victims, _) = (!taken)
+                    .then(|| self.least_used(state, 1, EvictionLimit::NONE, |_, _| false))??;
                 taken = !victims.is_empty();
                 Some(victims)
             });

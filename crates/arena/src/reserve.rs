@@ -77,8 +77,8 @@ impl Arena {
                 behind,
                 followed_by,
             };
-            let may_take = self.may_take(state, wanted);
-            let found = may_take.then(|| self.find_space(state, wanted.len, hint));
+            let may_use = self.may_use_free(state, wanted);
+            let found = may_use.then(|| self.find_space(state, wanted.len, hint));
             let Some((record, extents)) = found.flatten() else {
                 if self.may_evict(state, wanted) {
                     let made = answers.iter().flatten();
@@ -142,8 +142,8 @@ impl Arena {
                 behind,
                 followed_by,
             };
-            let may_take = self.may_take(&mut state, wanted);
-            let space = may_take.then(|| self.set_aside(&mut state, number, wanted, hint));
+            let may_use = self.may_use_free(&mut state, wanted);
+            let space = may_use.then(|| self.set_aside(&mut state, number, wanted, hint));
             let space = match space.flatten() {
                 Some(space) => space,
                 None if self.may_evict(&state, wanted) => {

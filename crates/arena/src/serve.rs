@@ -46,7 +46,7 @@ impl Arena {
         });
     }
 
-    /// When a block was used that is published or being written.
+    /// Stamp of the last use of a block, published or being written.
     pub fn stamp_of(&self, namespace: NamespaceId, key: &Key) -> Option<u64> {
         let mut stamp = None;
         self.index.look_up(namespace, [key], |_, block| {

@@ -96,7 +96,7 @@ impl Arena {
             if len == 0 || len > self.layout().data_len() {
                 return Err(self.no_room(&state, len));
             }
-            let may_take = std::mem::take(&mut ours) || self.may_take(&mut state, wanted);
+            let may_take = std::mem::take(&mut ours) || self.may_use_free(&mut state, wanted);
             let space = may_take.then(|| self.set_aside(&mut state, number, wanted, hint));
             if let Some(answer) = space.flatten() {
                 return answer;
@@ -111,7 +111,7 @@ impl Arena {
             waited = false;
             // What there is to evict others may have begun to bury since; and while a place was
             // looked for they may have given back room, so that nothing need go.
-            state.pressed |= self.may_displace(&mut state, wanted);
+            state.pressed |= self.may_evict_oldest(&mut state, wanted);
             ours = self.evict_for(&mut state, wanted);
             last = !ours && !self.await_burials(&mut state);
         }

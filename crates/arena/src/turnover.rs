@@ -1,4 +1,4 @@
-//! When blocks were used, while an arena was filled with others.
+//! Uses by stored bytes: which blocks were not used while the capacity was stored once.
 
 use std::collections::VecDeque;
 

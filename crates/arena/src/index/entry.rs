@@ -34,14 +34,14 @@ const DEPTH_SHIFT: u32 = 2;
 /// One use. Each takes two: what is new behind blocks that were there is older than these.
 const USE: u64 = 1 << (DEPTH_SHIFT + DEPTH_BITS);
 
-/// How a block was seen when it was used.
+/// What is known of a prompt at a use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sight {
-    /// For the first time.
+    /// It is offered for the first time.
     First = 0,
-    /// After it had found no room.
+    /// It is offered again; it found no space before.
     Again = 1,
-    /// It was there.
+    /// It is stored.
     There = 2,
 }
 
@@ -121,13 +121,13 @@ fn deeper(stamp: u64, blocks: usize) -> u64 {
     stamp - (behind_at_most(stamp).min(blocks as u64) << DEPTH_SHIFT)
 }
 
-/// What a stamp says of its use.
+/// The fields of a stamp.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Use {
     /// The first stamp of the use.
     pub began: u64,
-    /// Whether the block is offered for the first time.
+    /// Whether its blocks are offered for the first time.
     pub is_first: bool,
     /// New blocks of the prompt before this one, at least.
     pub depth: u64,
@@ -143,7 +143,7 @@ impl Use {
         deeper(DEPTH << DEPTH_SHIFT, index) | Sight::There as u64
     }
 
-    /// What this stamp says.
+    /// Decodes a stamp.
     #[must_use]
     pub fn of(stamp: u64) -> Use {
         Use {

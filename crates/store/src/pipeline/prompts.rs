@@ -1,5 +1,5 @@
-//! Where the blocks of a call stand in their prompt: engines bring a prompt in many calls, and
-//! what a tier displaces for it is bounded for the prompt, not for a call.
+//! Positions of a call's blocks in their prompt. Engines store a prompt in many calls, and the
+//! eviction limit of a tier is for a prompt, not for a call.
 //!
 //! A block's stamp says it: those of the next call follow the stamp of the block that it
 //! continues. A block that found no room, or whose tier has no stamps, is remembered for a while:
@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use kvdepot_arena::{Identity, Key, NamespaceId, Stamps};
-use parking_lot::Mutex;
+use parking_lot::RwLock;
 
 use super::Core;
 use crate::tier::Stage;
@@ -18,7 +18,7 @@ const REMEMBERED: usize = 4096;
 
 /// Blocks that are in no arena, with the stamps of what follows them.
 #[derive(Default)]
-pub(crate) struct Prompts(Mutex<Remembered>);
+pub(crate) struct Prompts(RwLock<Remembered>);
 
 #[derive(Default)]
 struct Remembered {
@@ -28,19 +28,19 @@ struct Remembered {
 
 impl Prompts {
     fn get(&self, block: &Identity) -> Option<Stamps> {
-        let known = self.0.lock();
+        let known = self.0.read();
         let known = known.now.get(block).or_else(|| known.before.get(block));
         known.copied()
     }
 
     fn forget(&self, block: &Identity) {
-        let mut known = self.0.lock();
+        let mut known = self.0.write();
         known.now.remove(block);
         known.before.remove(block);
     }
 
     fn note(&self, block: Identity, next: Stamps) {
-        let mut known = self.0.lock();
+        let mut known = self.0.write();
         if known.now.len() >= REMEMBERED {
             known.before = std::mem::take(&mut known.now);
         }
@@ -63,7 +63,7 @@ impl Core {
         if let Some(key) = keys.get(there) {
             let key = *key;
             let is_again = self.prompts.get(&Identity { namespace, key }).is_some();
-            // What is saved on purpose displaces others at once.
+            // Explicit saves have no eviction limit.
             if is_again || self.saved.has(namespace) {
                 stamps = stamps.again();
             }

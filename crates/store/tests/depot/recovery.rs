@@ -43,7 +43,7 @@ fn after_a_restart_the_tails_of_the_oldest_prompt_go_first() {
     let depot = place.open();
     let ns = namespace(&depot);
     let numbers: Vec<u64> = (100..109).collect();
-    // More than an eighth of the arena is displaced for what is offered again.
+    // More than an eighth of the arena is evicted for blocks that are offered again.
     put(&ns, &numbers, len);
     assert_eq!(put(&ns, &numbers, len), [true; 9]);
     let kept = |prompt: u64| ns.prefix(&keys(prompt * 10..prompt * 10 + 10)).unwrap();

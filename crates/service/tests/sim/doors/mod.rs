@@ -201,7 +201,7 @@ impl World {
             && last.blocks + count + last.blocks_max / 25 + 2 <= last.blocks_max
     }
 
-    /// Whether others go for each of these blocks: a prompt displaces an eighth of an arena.
+    /// Whether others may be evicted for each of these blocks: a new prompt evicts an eighth.
     pub(super) fn is_small(&self, blocks: &[(Id, Version)]) -> bool {
         let tiers = self.owner().stats().tiers.into_iter();
         let tiers = tiers.map(|tier| tier.capacity_bytes);

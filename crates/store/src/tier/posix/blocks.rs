@@ -128,7 +128,7 @@ impl Common {
         let bytes = room_of(LEN as u64 + wanted.len);
         let epoch = self.usage.epoch();
         let until = clock::now() + self.for_space;
-        let taken = match self.may_go_for(wanted) {
+        let taken = match self.may_evict_for(wanted) {
             _ if !finds_room => Ok(false),
             true => self.usage.take(bytes).and_then(|taken| match taken {
                 true => Ok(true),
@@ -162,14 +162,14 @@ impl Common {
         })
     }
 
-    /// Whether each of these blocks, in prefix order, may be stored: with what goes for it, or in
-    /// what is spare, where a prompt's head comes before its tail.
+    /// Whether each of these blocks, in prefix order, may be stored: by eviction, or in spare
+    /// space, of which a prompt's prefix gets some before its suffix.
     pub(super) fn find_room(&self, blocks: &[Wanted]) -> Vec<bool> {
         let mut spare = self.usage.spare();
         let finds = |wanted: &Wanted| {
             let left = spare.checked_sub(room_of(LEN as u64 + wanted.len));
             spare = left.unwrap_or(0);
-            left.is_some() || self.may_go_for(wanted)
+            left.is_some() || self.may_evict_for(wanted)
         };
         blocks.iter().map(finds).collect()
     }
@@ -180,9 +180,9 @@ impl Common {
         self.full(wanted, Cause::Space { free, capacity })
     }
 
-    /// Whether others may go for a block: what is new in a prompt displaces an eighth of the
-    /// capacity, and an eighth more each time that its end is offered again.
-    fn may_go_for(&self, wanted: &Wanted) -> bool {
+    /// Whether files may be evicted for a block: those of an eighth of the capacity for the new
+    /// blocks of a prompt, and for its rest each time that it is offered again.
+    fn may_evict_for(&self, wanted: &Wanted) -> bool {
         let room = room_of(LEN as u64 + wanted.len);
         let before = Use::of(wanted.stamp).depth.saturating_mul(room);
         before < self.usage.capacity() / 8

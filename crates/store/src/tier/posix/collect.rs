@@ -74,7 +74,7 @@ struct Work {
     uses: Arc<Uses>,
 }
 
-/// What becomes of a file that may go.
+/// Result of an eviction of a file.
 enum Fate {
     /// It is gone: its bytes.
     Gone(u64),

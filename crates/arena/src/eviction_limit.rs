@@ -1,0 +1,72 @@
+//! Which blocks may be evicted to store a block. Without a limit, a prompt as large as the arena
+//! evicts all other prompts, and then its own prefix.
+//!
+//! Blocks that were used after a prompt's first store are never evicted for it, so a prompt does
+//! not evict its own prefix. The new blocks of a prompt evict the least recently used blocks until
+//! they take an eighth of the arena. Later blocks use free space, or evict blocks that were not
+//! used while the arena's capacity was stored once, up to half of the arena. Blocks that found no
+//! space and are offered again evict all blocks that were not used since.
+
+use crate::body::{Arena, State};
+use crate::group::{Class, ordinary};
+use crate::index::{Oldest, Use};
+use crate::place::Wanted;
+
+/// Parts of the arena: one for which a new prompt evicts by the order of use alone, and one that
+/// bounds all that it evicts.
+const UNLIMITED_PART: u64 = 8;
+const LARGEST_PART: u64 = 2;
+
+/// Blocks whose stamps are below this may be evicted. Superseded blocks always may.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EvictionLimit(u64);
+
+impl EvictionLimit {
+    /// Every block may be evicted.
+    pub(crate) const NONE: EvictionLimit = EvictionLimit(u64::MAX);
+
+    /// Whether a block with this stamp may be evicted.
+    pub(crate) fn allows(self, stamp: u64) -> bool {
+        ordinary(stamp) < self.0 || stamp < Class::Ordinary.first()
+    }
+}
+
+impl Arena {
+    pub(crate) fn eviction_limit(&self, state: &State, wanted: &Wanted) -> EvictionLimit {
+        let capacity = self.layout().data_len();
+        let use_ = Use::of(ordinary(wanted.stamp));
+        let before = use_.depth.saturating_mul(wanted.room());
+        EvictionLimit(match () {
+            () if !wanted.evict => 0,
+            () if !use_.is_first || before < capacity / UNLIMITED_PART => use_.began,
+            () if before < capacity / LARGEST_PART => {
+                use_.began.min(state.turnover.before(use_.began))
+            }
+            () => 0,
+        })
+    }
+
+    /// Whether a block may be stored in free space. Space that was evicted ahead of need is for
+    /// blocks that may evict: others would evict through it.
+    pub(crate) fn may_use_free(&self, state: &mut State, wanted: &Wanted) -> bool {
+        let room = wanted.room();
+        if !state.is_free(room) || !state.pressed {
+            return state.is_free(room);
+        }
+        let (bytes, slots) = state.unpromised();
+        if bytes >= self.with_ahead(room) && slots > self.slots_ahead() {
+            return true;
+        }
+        self.may_evict_oldest(state, wanted)
+    }
+
+    /// Whether the least recently used block may be evicted for this one; true if it is not known
+    /// yet.
+    pub(crate) fn may_evict_oldest(&self, state: &mut State, wanted: &Wanted) -> bool {
+        let limit = self.eviction_limit(state, wanted);
+        match state.order.look(&self.index) {
+            Oldest::Block(_, stamp) | Oldest::Used(_, stamp) => limit.allows(stamp),
+            Oldest::NotYet | Oldest::Nothing => true,
+        }
+    }
+}
