@@ -8,11 +8,11 @@ mod reservations;
 mod starts;
 mod tasks;
 
-use kvdepot_store::DeviceStats;
+use kvdepot_store::{DeviceStats, Key};
 use kvdepot_testkit::sim::twin::{Id, Version};
 
 use crate::history::{Step, UNIFORM};
-use crate::world::{Cause, Law, World, room, stored};
+use crate::world::{Cause, Law, World, key, room, stored};
 
 impl World {
     /// Lets one thing happen.
@@ -199,6 +199,26 @@ impl World {
         let taken = last.live_bytes + 4096 * last.blocks + stats.write_back_bytes;
         taken + wanted + last.capacity_bytes / 25 + 8192 <= last.capacity_bytes
             && last.blocks + count + last.blocks_max / 25 + 2 <= last.blocks_max
+    }
+
+    /// The block that a call continues: every third one names one, which may be there or not.
+    pub(super) fn after(ids: &[Id]) -> Option<Key> {
+        let (_, number) = ids.first()?;
+        let before = number.checked_sub(1)?;
+        number.is_multiple_of(3).then(|| key(before))
+    }
+
+    /// A call uses blocks that are there: at which time is not known where it continues another,
+    /// whose use may be older.
+    pub(super) fn uses(&self, ids: &[Id], after: Option<Key>) {
+        let mut twin = self.twin.borrow_mut();
+        let stamps = twin.stamps(ids.len());
+        for (id, stamp) in ids.iter().zip(stamps) {
+            match after {
+                None => twin.used(*id, stamp),
+                Some(_) => twin.maybe_used(*id, stamp),
+            }
+        }
     }
 
     /// Whether others may be evicted for each of these blocks: a new prompt evicts an eighth.

@@ -1,6 +1,6 @@
 //! Reservations: `reserve → move → commit | abort`.
 
-use kvdepot_store::{BlockBuffers, Error, Namespace, Reservation};
+use kvdepot_store::{BlockBuffers, Error, Namespace, NoRoom, Reservation};
 use kvdepot_testkit::sim::twin::{Id, Version};
 
 use crate::world::{Held, Law, PATIENCE, World, key, law};
@@ -26,7 +26,9 @@ impl World {
             .map(|(id, version)| (key(id.1), version.parts.clone()))
             .collect();
         let is_roomy = self.is_roomy_for(&wanted);
-        let goes = is_roomy || self.is_small(&wanted);
+        let ids: Vec<Id> = wanted.iter().map(|(id, _)| *id).collect();
+        let after = World::after(&ids);
+        let goes = is_roomy || after.is_none() && self.is_small(&wanted);
         let has_room = self.all_is_free() && self.fit_easily(&wanted) && goes;
         let may_decline = self.shape.learned && !is_roomy;
         self.may_evict();
@@ -34,14 +36,12 @@ impl World {
             .borrow_mut()
             .own
             .extend(wanted.iter().map(|(id, _)| *id));
-        let stamps = self.twin.borrow_mut().stamps(wanted.len());
-        for ((id, _), stamp) in wanted.iter().zip(stamps) {
-            self.twin.borrow_mut().used(*id, stamp);
-        }
-        let answer = match strict {
-            true => namespace.reserve_strict(&call),
-            false => namespace.reserve(&call),
+        self.uses(&ids, after);
+        let no_room = match strict {
+            true => NoRoom::Fail,
+            false => NoRoom::Skip,
         };
+        let answer = namespace.reserve_after(after, &call, no_room);
         let reserved = match answer {
             Ok(reserved) => reserved,
             Err(Error::Full { .. }) if strict => {

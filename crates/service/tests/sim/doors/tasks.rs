@@ -32,7 +32,8 @@ impl World {
         let ids: Vec<Id> = writes.iter().map(|(id, _)| *id).collect();
         let bytes = writes.iter().map(|(_, version)| version.len()).sum::<u64>();
         let is_roomy = self.is_roomy_for(&writes);
-        let goes = is_roomy || self.is_small(&writes);
+        let after = World::after(&ids);
+        let goes = is_roomy || after.is_none() && self.is_small(&writes);
         let has_room = self.all_is_free() && self.fit_easily(&writes) && goes;
         // The second of one key begins when the first has ended.
         let once = ids.iter().collect::<BTreeSet<_>>().len() == ids.len();
@@ -51,13 +52,12 @@ impl World {
             let known = |id: &Id| unread.contains(id) || on_its_way(id);
             (there.collect(), ids.iter().position(known))
         };
-        let stamps = self.twin.borrow_mut().stamps(ids.len());
+        // One that is there is not written again.
+        self.uses(&ids, after);
         let mut writers = Vec::new();
-        for ((id, version), stamp) in writes.into_iter().zip(stamps) {
+        for (id, version) in writes {
             let number = self.number();
             let mut twin = self.twin.borrow_mut();
-            // One that is there is not written again.
-            twin.used(id, stamp);
             twin.begin(id, number, version);
             writers.push(number);
         }
@@ -71,7 +71,7 @@ impl World {
         };
         let keys = ids.iter().map(|(_, number)| key(*number)).collect();
         let task = namespace
-            .put(keys, buffers)
+            .put_after(after, keys, buffers)
             .map_err(|error| format!("put: {error}"))?;
         {
             let mut counts = self.counts.borrow_mut();
