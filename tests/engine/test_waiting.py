@@ -237,7 +237,9 @@ def test_blocks_of_a_waiting_prompt_stay_while_others_need_the_room(start: Start
     assert engine.look(request) == len(prompt) * BLOCK
     for step in range(6):
         engine.end_step()
-        engine.put(hashes(f"other {step}", room // 3))
+        # As prompts of less than an eighth of the tier.
+        for part in range(4):
+            engine.put(hashes(f"other {step} {part}", room // 12))
         assert engine.look(request) == len(prompt) * BLOCK
     (job,) = engine.admit(request, len(prompt) * BLOCK)
     spec = engine.connector.scheduler._current_batch_load_jobs[job].src_spec

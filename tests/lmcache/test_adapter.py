@@ -35,9 +35,9 @@ def heard(caller: Caller) -> Heard:
 
 
 def fill(caller: Caller, begin: int, count: int = 700) -> None:
-    """Stores more than the arena holds."""
-    for at in range(begin, begin + count, 100):
-        assert caller.store(mp.keys(range(at, at + 100))).is_successful()
+    """Stores more than the arena holds, by calls of less than an eighth of it."""
+    for at in range(begin, begin + count, 50):
+        assert caller.store(mp.keys(range(at, at + 50))).is_successful()
 
 
 def test_listeners_hear_of_stores_loads_and_deletes(caller: Caller, heard: Heard):

@@ -142,8 +142,9 @@ def test_a_chunk_larger_than_the_arena_is_refused_and_leaves_no_key(caller: Call
 
 
 def test_a_full_arena_makes_room_and_what_it_serves_is_right(caller: Caller):
-    for begin in range(0, 1000, 100):
-        assert caller.store(mp.keys(range(begin, begin + 100))).is_successful()
+    # Each call stores less than an eighth of the arena.
+    for begin in range(0, 1000, 50):
+        assert caller.store(mp.keys(range(begin, begin + 50))).is_successful()
     there = caller.load(mp.keys(range(1000)))
     assert any(there)
     assert not all(there)
@@ -204,7 +205,8 @@ def test_delete_forgets_and_the_room_is_used_again(caller: Caller):
 
 def test_a_delete_during_a_load_takes_its_room_only_afterwards(caller: Caller):
     names = mp.keys(range(400))
-    assert caller.store(names).is_successful()
+    for begin in range(0, 400, 40):
+        assert caller.store(names[begin : begin + 40]).is_successful()
     for begin in range(0, 400, 40):
         some, targets = names[begin : begin + 40], [mp.blank() for _ in range(40)]
         number = caller.adapter.submit_load_task(some, targets)

@@ -192,9 +192,18 @@ def test_a_file_that_others_may_write(tmp_path: Path) -> None:
     path = tmp_path / "arena"
     path.write_bytes(bytes(8 << 20))
     path.chmod(0o666)
-    text = dax(path)
-    assert text.startswith("ConfigError: dax.path: ")
-    assert "0600" in text
+    kvdepot.check("Dax", {"dax": {"path": str(path)}})
+    assert path.stat().st_mode & 0o777 == 0o666, "nothing was opened"
+    # As at each start of a pod with an fsGroup.
+    for mode in (0o666, 0o660):
+        path.chmod(mode)
+        with kvdepot.open("Dax", {"lock_wait": 0, "dax": {"path": str(path)}}):
+            assert path.stat().st_mode & 0o777 == 0o600
+    other = tmp_path / "other"
+    other.write_bytes(b"precious" * (1 << 20))
+    other.chmod(0o664)
+    assert "it is not a kvdepot arena" in dax(other)
+    assert other.stat().st_mode & 0o777 == 0o664, "what is no arena stays as it is"
 
 
 def test_a_file_that_is_no_arena(tmp_path: Path) -> None:

@@ -80,7 +80,9 @@ class Initiator:
         must((magic, version, greeting) == (MAGIC, VERSION, 0), "a greeting that goes on")
         mine = mac(token, 1, hello, challenge)
         self.socket.sendall(mine)
-        must(self.take(32) == mac(token, 2, hello, challenge, mine), "the target has the token")
+        proof = self.take(32)
+        must(proof != bytes(32), "a proof that the target takes")
+        must(proof == mac(token, 2, hello, challenge, mine), "the target has the token")
         self.number = 0
 
     def take(self, size: int) -> bytes:

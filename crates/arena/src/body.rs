@@ -55,6 +55,8 @@ pub struct Arena {
     pub(crate) capacity: AtomicU64,
     /// Whether blocks are no longer written here.
     pub(crate) leaving: AtomicBool,
+    /// Whether no tier stands behind it: what is evicted here is lost.
+    pub(crate) is_last: AtomicBool,
     pub(crate) durability: Durability,
     /// `None` for memory that dies with the process.
     pub(crate) table: Option<Table>,

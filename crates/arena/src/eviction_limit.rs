@@ -6,6 +6,11 @@
 //! they take an eighth of the arena. Later blocks use free space, or evict blocks that were not
 //! used while the arena's capacity was stored once, up to half of the arena. Blocks that found no
 //! space and are offered again evict all blocks that were not used since.
+//!
+//! Only the last tier of a pipeline has a limit: all blocks pass the tiers before it, and those
+//! that are evicted there are written back already.
+
+use std::sync::atomic::Ordering;
 
 use crate::body::{Arena, State};
 use crate::group::{Class, ordinary};
@@ -32,12 +37,23 @@ impl EvictionLimit {
 }
 
 impl Arena {
+    /// Sets whether no tier stands behind this one.
+    pub fn set_last(&self, is_last: bool) {
+        self.is_last.store(is_last, Ordering::Relaxed);
+    }
+
+    /// Whether no tier stands behind this one.
+    pub fn is_last(&self) -> bool {
+        self.is_last.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn eviction_limit(&self, state: &State, wanted: &Wanted) -> EvictionLimit {
         let capacity = self.layout().data_len();
         let use_ = Use::of(ordinary(wanted.stamp));
         let before = use_.depth.saturating_mul(wanted.room());
         EvictionLimit(match () {
             () if !wanted.evict => 0,
+            () if !self.is_last() => return EvictionLimit::NONE,
             () if !use_.is_first || before < capacity / UNLIMITED_PART => use_.began,
             () if before < capacity / LARGEST_PART => {
                 use_.began.min(state.turnover.before(use_.began))

@@ -99,6 +99,7 @@ impl Acquired {
             opened: layout.on(medium.len()),
             capacity: AtomicU64::new(layout.on(medium.len()).capacity),
             leaving: AtomicBool::new(false),
+            is_last: AtomicBool::new(false),
             durability: self.durability,
             table: Some(table),
             index: found.index,
@@ -161,6 +162,7 @@ impl Arena {
             opened: layout,
             capacity: AtomicU64::new(layout.capacity),
             leaving: AtomicBool::new(false),
+            is_last: AtomicBool::new(false),
             durability: Durability::Process,
             table: None,
             index: Index::new(layout.records),
@@ -239,6 +241,7 @@ impl Arena {
             true => Treatment::Open,
             false => treatment(path, medium.as_ref(), config, field)?,
         };
+        make_private(path, medium.as_ref(), field)?;
         let mut fresh = None;
         let superblock = if treatment == Treatment::Open {
             let superblock = read_superblock(path, medium.as_ref())?;
@@ -301,6 +304,22 @@ impl Arena {
         self.index.rank(uses);
         self.state.get_mut().order = Order::of(&self.index);
     }
+}
+
+/// An arena, or what becomes one, is its user's alone. Kubernetes gives the files of a volume to
+/// the group `fsGroup` each time that a pod starts.
+fn make_private(
+    path: &Path,
+    medium: &dyn Medium,
+    field: &impl Fn(&str) -> String,
+) -> Result<(), Error> {
+    let before = medium.opened().make_private();
+    if let Some(before) = before.map_err(|error| open_error(path, error, field))? {
+        tracing::warn!(path = %path.display(), before = format!("{before:04o}"),
+            "the arena could be written by others, its mode is now 0600 (the fsGroup of a pod changes \
+             it at each start, unless fsGroupChangePolicy is OnRootMismatch)");
+    }
+    Ok(())
 }
 
 fn new_pool(layout: Layout) -> Result<Pool, Error> {

@@ -125,7 +125,7 @@ impl Mapping {
     /// # Errors
     ///
     /// [`Error::Io`], [`Error::WrongKind`], [`Error::SymbolicLink`], [`Error::ForeignOwner`],
-    /// [`Error::OpenMode`], [`Error::TooSmall`] for an empty file, [`Error::Dax`].
+    /// [`Error::TooSmall`] for an empty file, [`Error::Dax`].
     pub fn open(path: &Path, access: Access) -> Result<Arc<Self>> {
         Self::map(Opened::open(path, access)?, access)
     }

@@ -63,9 +63,8 @@ pub(super) fn check_system(path: &Path, fd: BorrowedFd<'_>) -> Result<()> {
 /// File systems of such files: proc, sysfs.
 const MADE_UP: [u64; 2] = [0x9FA0, 0x6265_6572];
 
-/// Refuses files of other users. One of this user that others may write becomes its user's alone:
-/// Kubernetes gives the files of a volume to the group `fsGroup` each time that a pod starts.
-pub(super) fn check_owner(path: &Path, fd: BorrowedFd<'_>, stat: &Stat) -> Result<()> {
+/// Refuses files of other users.
+pub(super) fn check_owner(path: &Path, stat: &Stat) -> Result<()> {
     let expected = rustix::process::geteuid().as_raw();
     if stat.st_uid != expected {
         let path = path.to_path_buf();
@@ -75,19 +74,6 @@ pub(super) fn check_owner(path: &Path, fd: BorrowedFd<'_>, stat: &Stat) -> Resul
             expected,
         });
     }
-    let mode = stat.st_mode & 0o7777;
-    if mode & 0o022 == 0 {
-        return Ok(());
-    }
-    let path = path.to_path_buf();
-    rustix::fs::fchmod(fd, Mode::RUSR | Mode::WUSR).map_err(|errno| Error::OpenMode {
-        path: path.clone(),
-        mode,
-        source: errno.into(),
-    })?;
-    tracing::warn!(path = %path.display(), before = format!("{mode:04o}"),
-        "the file could be written by others, its mode is now 0600 (the fsGroup of a pod changes \
-         it at each start: fsGroupChangePolicy OnRootMismatch does not)");
     Ok(())
 }
 

@@ -105,8 +105,7 @@ impl Opened {
     /// # Errors
     ///
     /// [`Error::Io`], [`Error::WrongKind`], [`Error::SymbolicLink`], [`Error::ForeignOwner`],
-    /// [`Error::OpenMode`], [`Error::TooSmall`] for an empty file, [`Error::Dax`],
-    /// [`Error::Sector`].
+    /// [`Error::TooSmall`] for an empty file, [`Error::Dax`], [`Error::Sector`].
     pub fn open(path: &Path, access: Access) -> Result<Self> {
         match behind_link(path) {
             Some(device) => Ok(Self {
@@ -141,7 +140,7 @@ impl Opened {
         let (kind, len) = extent_of(fd.as_fd(), &stat, Some(path))?;
         // Who may use a device is its node's affair.
         if !matches!(kind, Kind::Dax | Kind::Block) {
-            check_owner(path, fd.as_fd(), &stat)?;
+            check_owner(path, &stat)?;
         }
         if len == 0 {
             return Err(Error::TooSmall {
@@ -248,6 +247,28 @@ impl Opened {
                     .map_err(|errno| Error::io("reopen", self.name(), errno))
             }
         }
+    }
+
+    /// Makes a file that group or others may write its user's alone, mode 0600, and returns the
+    /// mode that it had; `None` for all else.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OpenMode`] when the system refuses, [`Error::Io`].
+    pub fn make_private(&self) -> Result<Option<u32>> {
+        let fd = self.fd_to("look at the mode of")?;
+        let stat = rustix::fs::fstat(fd).map_err(|e| Error::io("stat", self.name(), e))?;
+        let mode = stat.st_mode & 0o7777;
+        if self.kind != Kind::File || mode & 0o022 == 0 {
+            return Ok(None);
+        }
+        let made = rustix::fs::fchmod(fd, Mode::RUSR | Mode::WUSR);
+        made.map_err(|errno| Error::OpenMode {
+            path: self.name().into(),
+            mode,
+            source: errno.into(),
+        })?;
+        Ok(Some(mode))
     }
 
     /// Gives the first `len` bytes of a file their space; what is in them stays. A file that

@@ -1,6 +1,6 @@
 //! Mappings: what they promise, and what they refuse.
 
-use kvdepot_media::{Access, Error, Flush, Kind, Mapping, Pages, page_size};
+use kvdepot_media::{Access, Error, Flush, Kind, Mapping, Opened, Pages, page_size};
 use std::fs::Permissions;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
@@ -255,24 +255,21 @@ fn what_is_no_arena_is_refused_by_its_kind() {
 }
 
 #[test]
-fn files_that_others_may_write_become_private_and_those_of_others_are_refused() {
+fn files_that_others_may_write_become_private_when_asked_and_those_of_others_are_refused() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("arena");
     std::fs::write(&path, [0; 100]).unwrap();
-    // As the `fsGroup` of a pod leaves it, and worse.
-    for mode in [0o660, 0o620, 0o602, 0o666] {
-        for access in [Access::ReadOnly, Access::ReadWrite] {
-            std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
-            Mapping::open(&path, access).unwrap();
-            let now = std::fs::metadata(&path).unwrap().permissions().mode();
-            assert_eq!(now & 0o7777, 0o600, "{mode:04o}");
-        }
+    let mode_of = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+    // As the `fsGroup` of a pod leaves it, and worse; and one that others read.
+    for mode in [0o660, 0o620, 0o602, 0o666, 0o644] {
+        std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        let opened = Opened::open(&path, Access::ReadWrite).unwrap();
+        assert_eq!(mode_of(), mode, "it may be another program's");
+        let before = Some(mode).filter(|mode| mode & 0o022 != 0);
+        assert_eq!(opened.make_private().unwrap(), before);
+        assert_eq!(mode_of(), if before.is_some() { 0o600 } else { mode });
+        assert_eq!(opened.make_private().unwrap(), None);
     }
-    // What a user lets others read stays so.
-    std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
-    Mapping::open(&path, Access::ReadWrite).unwrap();
-    let now = std::fs::metadata(&path).unwrap().permissions().mode();
-    assert_eq!(now & 0o7777, 0o644);
     if std::os::unix::fs::chown(&path, Some(12_345), None).is_err() {
         println!("skipped: this process may not give files away");
         return;

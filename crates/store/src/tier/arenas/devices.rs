@@ -44,6 +44,7 @@ impl Arenas {
         partings.retain(|parting| !arena.comes_back(parting));
         announce(&arena)?;
         arena.keep();
+        arena.set_last(self.arenas().iter().any(|other| other.is_last()));
         // While nobody sees it: that takes as long as there are blocks.
         let stored = || -> u64 {
             self.arenas()

@@ -46,6 +46,8 @@ pub(super) struct Common {
     pub(super) open: Arc<Open>,
     /// Longest wait of a put for space that a collection frees.
     pub(super) for_space: Duration,
+    /// Whether no tier stands behind it: what is evicted here is lost.
+    pub(super) is_last: bool,
     pub(super) stored: [AtomicU64; 2],
     pub(super) full: AtomicU64,
 }
@@ -134,7 +136,7 @@ impl Common {
                 true => Ok(true),
                 false => self.take_when_collected(bytes, until),
             }),
-            false => self.usage.take_spare(bytes),
+            false => self.take_spare_when_counted(bytes, until),
         };
         match taken {
             Ok(true) => {}
@@ -165,11 +167,13 @@ impl Common {
     /// Whether each of these blocks, in prefix order, may be stored: by eviction, or in spare
     /// space, of which a prompt's prefix gets some before its suffix.
     pub(super) fn find_room(&self, blocks: &[Wanted]) -> Vec<bool> {
+        // A directory that nobody has counted yet counts as full.
+        let is_unknown = self.usage.seen() >= self.usage.capacity();
         let mut spare = self.usage.spare();
         let finds = |wanted: &Wanted| {
             let left = spare.checked_sub(room_of(LEN as u64 + wanted.len));
             spare = left.unwrap_or(0);
-            left.is_some() || self.may_evict_for(wanted)
+            left.is_some() || self.may_evict_for(wanted) || is_unknown
         };
         blocks.iter().map(finds).collect()
     }
@@ -185,7 +189,7 @@ impl Common {
     fn may_evict_for(&self, wanted: &Wanted) -> bool {
         let room = room_of(LEN as u64 + wanted.len);
         let before = Use::of(wanted.stamp).depth.saturating_mul(room);
-        before < self.usage.capacity() / 8
+        !self.is_last || before < self.usage.capacity() / 8
     }
 
     /// A block takes no more than a part of the capacity, so that what goes for one is bounded.
@@ -220,6 +224,15 @@ impl Common {
             taken = self.usage.take(bytes)?;
         }
         Ok(taken)
+    }
+
+    fn take_spare_when_counted(&self, bytes: u64, until: Instant) -> Result<bool, Error> {
+        if let Some(taken) = self.usage.take_spare(bytes)? {
+            return Ok(taken);
+        }
+        let left = until.saturating_duration_since(clock::now());
+        self.collector.make_room(bytes, left);
+        Ok(self.usage.take_spare(bytes)?.unwrap_or(false))
     }
 
     /// What cannot be stored now can be later, where somebody has removed the directory.

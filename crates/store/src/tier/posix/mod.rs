@@ -124,6 +124,7 @@ impl Posix {
         let writes = Arc::new(Desk::new("write", THREADS)?);
         // So that a put is refused, and not silent, where no space is freed in time.
         let (number, for_space) = (terms.number, terms.timeout / 2);
+        let is_last = terms.is_last;
         let marks = (folder, &usage, &losses, &uses);
         let open = Open::new(terms, marks, &writes, options)?;
         Ok(Posix {
@@ -140,6 +141,7 @@ impl Posix {
                 losses,
                 open,
                 for_space,
+                is_last,
                 stored: Default::default(),
                 full: AtomicU64::new(0),
             }),

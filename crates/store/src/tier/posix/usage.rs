@@ -238,13 +238,20 @@ impl Usage {
         self.part(BEGIN).saturating_sub(kept)
     }
 
-    /// As [`Usage::take`], of what is spare.
-    pub(super) fn take_spare(&self, bytes: u64) -> Result<bool, Error> {
+    /// As [`Usage::take`], of what is spare; `None` where nobody has counted yet.
+    pub(super) fn take_spare(&self, bytes: u64) -> Result<Option<bool>, Error> {
         // One after the other: what is taken meanwhile is seen by the next.
         let _turn = self.spare.lock();
-        match self.used()? + bytes <= self.spare_end() {
-            true => self.take(bytes),
-            false => Ok(false),
+        let mut is_counted = false;
+        let used = self.change_from(|used| {
+            is_counted = used.is_some();
+            used.unwrap_or(self.capacity)
+        })?;
+        self.mine.lock().seen = used;
+        match is_counted {
+            true if used + bytes <= self.spare_end() => self.take(bytes).map(Some),
+            true => Ok(Some(false)),
+            false => Ok(None),
         }
     }
 
