@@ -41,6 +41,7 @@ __all__ = [
     "TransferRemote",
     "TransferTask",
     "__version__",
+    "_cache_directory",
     "_close_all",
     "_duration",
     "_options_of_file",
@@ -183,6 +184,7 @@ def main(argv: Iterable[str]) -> int:
     """Run the `kvdepot` command with these arguments, the program's name first, and answer its
     exit status."""
 
+def _cache_directory() -> str: ...
 def _close_all() -> None: ...
 def _duration(text: str) -> float | None: ...
 def _options_of_file(

@@ -361,6 +361,29 @@ class TestEngineConfiguration:
             with_own_arena({"dax": {"path": "/dev/dax0.0"}}, 1)
 
 
+    def test_data_parallel_engines_of_a_host_divide_its_defaults(self) -> None:
+        from kvdepot.vllm import settings as vllm_settings
+
+        dense = SimpleNamespace(
+            data_parallel_size=1, data_parallel_size_local=1, elastic_ep_max_dp_size=8
+        )
+        experts = SimpleNamespace(
+            data_parallel_size=16, data_parallel_size_local=4, elastic_ep_max_dp_size=16
+        )
+        alone = SimpleNamespace(data_parallel_size=1)
+        for parallel, shares in ((dense, 8), (experts, 4), (alone, None)):
+            settings = vllm_settings.read({})
+            vllm_settings.share(settings, settings.merged, parallel)
+            assert settings.depot.get("shares") == shares
+            assert vllm_settings.read(settings.merged).depot.get("shares") == shares
+        given = vllm_settings.read({"shares": 2})
+        vllm_settings.share(given, given.merged, dense)
+        assert given.depot["shares"] == 2
+        service = vllm_settings.read({"pipeline": "unix:/run/kvdepot.sock"})
+        vllm_settings.share(service, service.merged, dense)
+        assert "shares" not in service.depot
+
+
 @pytest.mark.integration
 class TestOpening:
     """The depot of an engine, without the engine."""

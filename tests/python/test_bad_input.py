@@ -80,6 +80,33 @@ def test_options_are_checked_without_opening(tmp_path: Path) -> None:
     assert "memory" in refusal(kvdepot.check, "Cache", much)
 
 
+def test_what_can_never_open_is_refused_by_the_options_alone(tmp_path: Path) -> None:
+    twice = [{"path": str(tmp_path / "a")}, {"path": str(tmp_path / "." / "a")}]
+    bucket = {"url": "s3://bucket/kv", "capacity": "1GiB", "requests": 1}
+    for pipeline, settings, named in (
+        ("Posix", {}, "posix.path"),
+        ("Posix", {"posix": {"path": str(tmp_path), "fan_out": 4097}}, "posix.fan_out"),
+        ("S3", {"s3": bucket}, "s3.requests"),
+        ("Dax", {"dax": {"devices": twice}}, "dax.devices[1].path"),
+        ("Peer", {}, "peer.name"),
+    ):
+        text = refusal(lambda *given: kvdepot.check(*given, options_only=True), pipeline, settings)
+        assert named in text
+    # Files that options name may be another machine's.
+    host = {"name": "a", "capacity": "1GiB", "hosts": "a 10.0.0.1:7000 1GiB"}
+    host["token_file"] = str(tmp_path / "none")
+    assert kvdepot.check("Peer", {"peer": host}, options_only=True) is None
+    assert "none" in refusal(kvdepot.check, "Peer", {"peer": host})
+
+
+@pytest.mark.parametrize("given", [float("inf"), float("nan"), 2**80])
+def test_a_number_that_is_none_for_an_option_is_refused_as_a_number(given: float) -> None:
+    text = refusal(kvdepot.check, "Cache", {"close_timeout": given})
+    assert "close_timeout" in text
+    assert "number" in text
+    assert "mapping" not in text
+
+
 class Restless(os.PathLike[str]):
     """A path that changes what it stands in when it is read."""
 

@@ -48,4 +48,7 @@ pub struct Options {
     pub format: Format,
     /// How the medium is read and written; what stands there is the same.
     pub access: Access,
+    /// Owners of this host that each make such an arena: a new one without a capacity takes so
+    /// small a part of the usual share of the free disk. 0 is 1.
+    pub sharers: u64,
 }

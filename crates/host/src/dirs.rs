@@ -2,21 +2,24 @@
 //!
 //! Both have mode 0700 and belong to the effective user. A directory that another user prepared
 //! under the same name (in `/tmp` anyone can), or a symbolic link, is refused: whoever owns the
-//! directory could put a socket of its own there.
+//! directory could put a socket of its own there. One of this user that its group may enter becomes
+//! private again: Kubernetes gives a volume to the group `fsGroup` each time that a pod starts.
 
 use std::env;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::{Error, Result};
+use super::{Error, Result, limits};
 
 /// The directory for sockets, made when it is missing: `kvdepot` in `$XDG_RUNTIME_DIR`, or
-/// `/tmp/kvdepot-<uid>` where that variable names no directory of this user.
+/// `/tmp/kvdepot-<uid>` where that variable names no directory of this user. Where that cannot be
+/// written, as in a container whose root is read-only, it is in `/dev/shm`.
 ///
 /// # Errors
 ///
@@ -25,24 +28,29 @@ use super::{Error, Result};
 pub fn runtime_dir() -> Result<PathBuf> {
     runtime_dir_in(
         env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from),
-        Path::new("/tmp"),
+        [Path::new("/tmp"), Path::new("/dev/shm")],
     )
 }
 
-fn runtime_dir_in(session: Option<PathBuf>, shared: &Path) -> Result<PathBuf> {
+fn runtime_dir_in(session: Option<PathBuf>, [shared, memory]: [&Path; 2]) -> Result<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     // After `su` or `sudo` the variable is often still the other user's.
     let is_ours = |dir: &PathBuf| {
         dir.is_absolute() && fs::metadata(dir).is_ok_and(|at| at.is_dir() && at.uid() == user)
     };
-    match session.filter(is_ours) {
+    let own = format!("kvdepot-{user}");
+    let usual = match session.filter(is_ours) {
         Some(dir) => private(dir.join("kvdepot")),
-        None => private(shared.join(format!("kvdepot-{user}"))),
-    }
+        None => private(shared.join(&own)),
+    };
+    usual
+        .and_then(writable)
+        .or_else(|error| instead(error, || private(memory.join(&own))))
 }
 
 /// The directory for what can be computed again, made when it is missing: `kvdepot` in
-/// `$XDG_CACHE_HOME`, or in `.cache` of the home directory.
+/// `$XDG_CACHE_HOME`, or in `.cache` of the home directory. Where there is none that this user can
+/// write, it is `kvdepot-<uid>/cache` in `$TMPDIR`, or in `/tmp`, and the log says so.
 ///
 /// # Errors
 ///
@@ -55,18 +63,58 @@ pub fn cache_dir() -> Result<PathBuf> {
             env::home_dir()
                 .filter(|home| home.is_absolute())
                 .map(|home| home.join(".cache"))
-        })
-        .ok_or_else(|| Error::Input {
-            field: "HOME",
-            value: "not set".to_owned(),
-            allowed: "an absolute path, here or in XDG_CACHE_HOME".to_owned(),
-        })?;
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&base)
-        .map_err(Error::path("create the directory", &base))?;
-    private(base.join("kvdepot"))
+        });
+    cache_dir_in(base, &env::temp_dir())
+}
+
+fn cache_dir_in(base: Option<PathBuf>, shared: &Path) -> Result<PathBuf> {
+    let base = base.ok_or_else(|| Error::Input {
+        field: "HOME",
+        value: "not set".to_owned(),
+        allowed: "an absolute path, here or in XDG_CACHE_HOME".to_owned(),
+    });
+    let usual = base.and_then(|base| {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&base)
+            .map_err(Error::path("create the directory", &base))?;
+        private(base.join("kvdepot")).and_then(writable)
+    });
+    let user = rustix::process::geteuid().as_raw();
+    let fallback = || private(private(shared.join(format!("kvdepot-{user}")))?.join("cache"));
+    usual.or_else(|error| {
+        let why = error.to_string();
+        let found = instead(error, fallback)?;
+        static SAID: Once = Once::new();
+        SAID.call_once(|| {
+            tracing::warn!(error = why, path = %found.display(),
+                "the user has no cache directory that can be written: default arenas lie \
+                 elsewhere, where they may not last (set XDG_CACHE_HOME, or give dax.path)");
+        });
+        Ok(found)
+    })
+}
+
+/// The fallback for a directory that cannot be used. One that is this user's own, and open to
+/// others, is for its user to mend; and where the fallback cannot be used either, the first error
+/// says most.
+fn instead(error: Error, fallback: impl FnOnce() -> Result<PathBuf>) -> Result<PathBuf> {
+    if let Error::NotPrivate { path, .. } = &error {
+        let user = rustix::process::geteuid().as_raw();
+        if fs::symlink_metadata(path).is_ok_and(|at| at.uid() == user) {
+            return Err(error);
+        }
+    }
+    fallback().and_then(writable).map_err(|_| error)
+}
+
+/// Refuses a directory in which no files can be made: of a file system that is mounted read-only.
+fn writable(path: PathBuf) -> Result<PathBuf> {
+    match limits::can_make_files(&path) {
+        Ok(()) => Ok(path),
+        Err(error) => Err(Error::path("make files in", path)(error)),
+    }
 }
 
 /// Makes the directory with mode 0700 unless it is there, and refuses it unless it is ours alone.
@@ -106,11 +154,16 @@ pub fn private(path: impl Into<PathBuf>) -> Result<PathBuf> {
         )));
     }
     let mode = stat.st_mode & 0o777;
-    if mode & 0o077 != 0 {
+    if mode & 0o077 == 0 {
+        return Ok(path);
+    }
+    if mode & 0o007 != 0 || rustix::fs::fchmod(&dir, Mode::RWXU).is_err() {
         return Err(refused(format!(
             "its mode is {mode:03o}, expected 700 (chmod 700)"
         )));
     }
+    tracing::warn!(path = %path.display(), before = format!("{mode:03o}"),
+        "the directory was open to its group, its mode is now 700 (the fsGroup of a pod does that)");
     Ok(path)
 }
 
@@ -133,10 +186,15 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_open_to_others_is_refused() {
+    fn a_directory_open_to_its_group_becomes_private_and_one_open_to_others_is_refused() {
         let root = tempfile::tempdir().unwrap();
-        let path = root.path().join("kvdepot");
-        for mode in [0o701, 0o720, 0o755, 0o777] {
+        let path = private(root.path().join("kvdepot")).unwrap();
+        // As the `fsGroup` of a pod leaves it.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o2770)).unwrap();
+        assert_eq!(private(&path).unwrap(), path);
+        assert_eq!(mode_of(&path), 0o700);
+        fs::remove_dir(&path).unwrap();
+        for mode in [0o701, 0o755, 0o777] {
             fs::create_dir(&path).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             let error = private(&path).unwrap_err();
@@ -179,7 +237,8 @@ mod tests {
     fn the_session_directory_is_used_when_it_is_ours() {
         let session = tempfile::tempdir().unwrap();
         let shared = tempfile::tempdir().unwrap();
-        let found = runtime_dir_in(Some(session.path().to_owned()), shared.path()).unwrap();
+        let shared = [shared.path(), Path::new("/nowhere")];
+        let found = runtime_dir_in(Some(session.path().to_owned()), shared).unwrap();
         assert_eq!(found, session.path().join("kvdepot"));
     }
 
@@ -190,7 +249,40 @@ mod tests {
         let expected = shared.path().join(format!("kvdepot-{user}"));
         let absent = shared.path().join("absent");
         for session in [None, Some(PathBuf::from("relative")), Some(absent)] {
-            assert_eq!(runtime_dir_in(session, shared.path()).unwrap(), expected);
+            let shared = [shared.path(), Path::new("/nowhere")];
+            assert_eq!(runtime_dir_in(session, shared).unwrap(), expected);
         }
+    }
+
+    #[test]
+    fn where_the_usual_directories_cannot_be_made_another_is_used_or_the_first_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let user = rustix::process::geteuid().as_raw();
+        let own = root.path().join(format!("kvdepot-{user}"));
+        // A file, and what lies below one, cannot be a directory, whoever asks.
+        let file = root.path().join("file");
+        fs::write(&file, "").unwrap();
+        let nowhere = file.join("below");
+        for base in [None, Some(file.clone()), Some(nowhere.clone())] {
+            let found = cache_dir_in(base, root.path()).unwrap();
+            assert_eq!(found, own.join("cache"));
+            assert_eq!((mode_of(&own), mode_of(&found)), (0o700, 0o700));
+        }
+        let found = runtime_dir_in(None, [&nowhere, root.path()]).unwrap();
+        assert_eq!(found, own);
+        let error = cache_dir_in(Some(nowhere.clone()), &nowhere).unwrap_err();
+        assert!(error.to_string().contains("file/below"), "{error}");
+        let error = runtime_dir_in(None, [&nowhere, &file]).unwrap_err();
+        assert!(error.to_string().contains("file/below"), "{error}");
+    }
+
+    #[test]
+    fn a_users_own_directory_that_others_may_enter_is_not_passed_over() {
+        let root = tempfile::tempdir().unwrap();
+        let open = root.path().join("kvdepot");
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).unwrap();
+        let refused = cache_dir_in(Some(root.path().to_owned()), root.path());
+        assert!(refused.unwrap_err().to_string().contains("chmod 700"));
     }
 }

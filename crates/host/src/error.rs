@@ -62,8 +62,9 @@ pub enum Error {
     /// The peer lives in a process-number namespace that this one cannot see, so its death could
     /// not be noticed.
     #[error(
-        "the peer's process (user {uid}) is outside this process-number namespace; \
-         run both in one, or share the host's"
+        "the peer's process (uid {uid}) has no process number here, so that its death could not be \
+         noticed: give both one process namespace (containers of a pod: shareProcessNamespace: \
+         true; pods of a host: hostPID: true; docker: --pid=host)"
     )]
     ForeignPeer {
         /// The peer's user.

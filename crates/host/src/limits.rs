@@ -114,6 +114,15 @@ pub fn is_of_memory(directory: &Path) -> bool {
     kind.is_ok_and(|kind| [TMPFS, RAMFS, HUGETLBFS].contains(&kind))
 }
 
+/// Whether a directory lies on an overlayfs, as what a container's image does not mount has it: it
+/// goes with the container.
+#[must_use]
+pub fn is_of_container(directory: &Path) -> bool {
+    const OVERLAYFS: u64 = 0x794C_7630;
+    let kind = rustix::fs::statfs(directory).map(|system| system.f_type as u64 & 0xFFFF_FFFF);
+    kind.is_ok_and(|kind| kind == OVERLAYFS)
+}
+
 /// The limits seen through one root directory, so that other machines' files can be read too.
 #[derive(Clone, Debug)]
 pub struct Limits {

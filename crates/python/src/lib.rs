@@ -76,6 +76,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(keys::of_tokens, module)?)?;
     module.add_function(wrap_pyfunction!(mover::attach, module)?)?;
     module.add_function(wrap_pyfunction!(settings::bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(settings::cache_directory, module)?)?;
     module.add_function(wrap_pyfunction!(settings::options_of_file, module)?)?;
     module.add_function(wrap_pyfunction!(settings::seconds, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

@@ -1,6 +1,7 @@
 //! Settings as Python gives them, read into the neutral value that the one schema checks.
 
 use std::borrow::Cow;
+use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -141,6 +142,17 @@ fn config(pipeline: &Bound<'_, PyAny>, settings: Option<&Bound<'_, PyAny>>) -> P
     })
 }
 
+/// The directory of this user's caches, which is made.
+///
+/// Raises Error where there is none that can be written.
+#[pyfunction]
+#[pyo3(name = "_cache_directory")]
+pub(crate) fn cache_directory(py: Python<'_>) -> PyResult<OsString> {
+    let found = kvdepot_host::dirs::cache_dir();
+    let found = found.map_err(|error| errors::raise(py, error.into()))?;
+    Ok(found.into_os_string())
+}
+
 /// The options of a configuration file, as JSON, and whether it is UCM's, whose become kvdepot's.
 /// Those of `beside` will hold in place of them.
 ///
@@ -185,10 +197,8 @@ pub(crate) fn neutral(field: &str, given: &Bound<'_, PyAny>) -> PyResult<Value> 
 }
 
 fn value(field: &str, given: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
-    let refuse = || {
-        let allowed = "a text, number, bool, path, list or mapping";
-        errors::config(given.py(), field, errors::shown(given), allowed)
-    };
+    let wrong = |allowed| errors::config(given.py(), field, errors::shown(given), allowed);
+    let refuse = || wrong("a text, number, bool, path, list or mapping");
     if depth > DEPTH_MAX {
         return Err(refuse());
     }
@@ -201,12 +211,12 @@ fn value(field: &str, given: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value>
     if given.is_instance_of::<PyInt>() {
         let signed = given.extract::<i64>().map(Value::from);
         let number = signed.or_else(|_| given.extract::<u64>().map(Value::from));
-        return number.map_err(|_| refuse());
+        return number.map_err(|_| wrong("a whole number below 2^64"));
     }
     if let Ok(number) = given.cast::<PyFloat>() {
         return serde_json::Number::from_f64(number.value())
             .map(Value::Number)
-            .ok_or_else(refuse);
+            .ok_or_else(|| wrong("a finite number"));
     }
     if let Ok(given) = given.cast::<PyString>() {
         return Ok(Value::String(text(field, given)?));

@@ -1,13 +1,13 @@
 //! Opening the tiers of a configuration.
 
 use std::panic::resume_unwind;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
-use kvdepot_arena::{Arena, Error, Inode, Opening, Options, Promised, Uses};
+use kvdepot_arena::{Arena, Error, Opening, Options, Promised, Uses};
 
-use crate::config::{ArenaConfig, Config};
+use crate::config::Config;
 use crate::keyring::Keyring;
 use crate::option::Section;
 use crate::tier::{Alarm, Apart, Arenas, Sort, Stage, Terms};
@@ -34,7 +34,6 @@ impl Opened {
         if has("Cache") {
             Arena::check_volatile("Cache", config.cache_capacity()?)?;
         }
-        check_twins(config)?;
         keys_of(config)?;
         for kind in config
             .pipeline
@@ -42,14 +41,14 @@ impl Opened {
             .filter_map(|name| config.kinds.find(name))
         {
             let section = config.sections.get(kind.name).cloned().unwrap_or_default();
-            (kind.check)(&section)?;
+            (kind.check)(&section, true)?;
         }
         let mut promised = Promised::default();
         for (_, sort) in config.arenas() {
             let section = config.section(sort);
             let each = media(config, sort)?.into_iter().enumerate();
             for (index, (path, options)) in each {
-                let field = |option: &str| field_of(section, sort, index, option);
+                let field = |option: &str| section.field(sort, index, option);
                 Arena::check(&path, &options, &field, &mut promised)?;
             }
         }
@@ -71,7 +70,6 @@ impl Opened {
         let mut all: Option<Opening> = None;
         // There must be something left.
         let mut missing = None;
-        check_twins(config)?;
         for (at, sort) in config.arenas() {
             let first = opened.next;
             opened.next += config.section(sort).devices.len().max(1) as u32;
@@ -145,11 +143,6 @@ fn keys_of(config: &Config) -> Result<Option<Arc<Keyring>>, Error> {
     let Some(path) = &config.mac_key_file else {
         return Ok(None);
     };
-    let mut tiers = config.pipeline.iter();
-    if !tiers.any(|name| config.kinds.find(name).is_some()) {
-        let allowed = "a pipeline with a tier that others may write, such as Posix";
-        return Err(Error::config("mac_key_file", path.display(), allowed));
-    }
     Keyring::read(path).map(|keys| Some(Arc::new(keys)))
 }
 
@@ -169,7 +162,7 @@ fn devices(
 ) -> Result<(Vec<Arc<Arena>>, Opening), Error> {
     let (section, wait) = (config.section(sort), config.lock_wait);
     let acquire = |((index, number), (path, options)): ((usize, u32), (PathBuf, Options))| {
-        let field = |option: &str| field_of(section, sort, index, option);
+        let field = |option: &str| section.field(sort, index, option);
         Arena::acquire((sort.name, number), &path, &options, &field, wait)
     };
     let each = (0..).zip(first..).zip(media(config, sort)?);
@@ -197,7 +190,7 @@ fn devices(
 /// The media of a tier, with what holds for each.
 fn media(config: &Config, sort: Sort) -> Result<Vec<(PathBuf, Options)>, Error> {
     let section = config.section(sort);
-    let options = section.options(sort.access);
+    let options = section.options(sort.access, config.shares);
     if section.devices.is_empty() {
         return Ok(vec![(config.path_of(sort)?, options)]);
     }
@@ -210,48 +203,4 @@ fn media(config: &Config, sort: Sort) -> Result<Vec<(PathBuf, Options)>, Error> 
         (device.path.clone(), options)
     });
     Ok(each.collect())
-}
-
-fn field_of(section: &ArenaConfig, sort: Sort, index: usize, option: &str) -> String {
-    match section.devices.is_empty() {
-        true => format!("{}.{option}", sort.section),
-        false => format!("{}.devices[{index}].{option}", sort.section),
-    }
-}
-
-/// Refuses a medium that is listed twice, whatever it is called.
-fn check_twins(config: &Config) -> Result<(), Error> {
-    let mut before: Vec<PathBuf> = Vec::new();
-    for (_, sort) in config.arenas() {
-        let section = config.section(sort);
-        for (index, (path, _)) in (0..).zip(media(config, sort)?) {
-            let (inode, place) = (Inode::of(&path), place_of(&path));
-            let is_twin = |other: &&PathBuf| {
-                place_of(other) == place || (inode.is_some() && Inode::of(other) == inode)
-            };
-            if let Some(twin) = before.iter().find(is_twin) {
-                let allowed = format!(
-                    "another medium than {}: a device is listed once",
-                    twin.display()
-                );
-                let field = field_of(section, sort, index, "path");
-                return Err(Error::config(field, path.display(), allowed));
-            }
-            before.push(path);
-        }
-    }
-    Ok(())
-}
-
-/// A path by which a file that is still to be made is known, however its directory is named.
-fn place_of(path: &Path) -> PathBuf {
-    let parent = match path.parent() {
-        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
-        Some(parent) => parent,
-        None => path,
-    };
-    match (parent.canonicalize(), path.file_name()) {
-        (Ok(parent), Some(name)) => parent.join(name),
-        _ => path.into(),
-    }
 }

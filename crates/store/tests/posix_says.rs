@@ -5,6 +5,8 @@
 mod common;
 #[path = "common/folder.rs"]
 mod folder;
+#[path = "common/realm.rs"]
+mod realm;
 
 use std::fmt::{Debug, Write};
 use std::fs;
@@ -391,6 +393,7 @@ fn another_users_file_is_a_miss_that_stays_and_its_key_is_declined() {
         }
         let depot = open_with(pipeline, dir.path(), json!({}));
         let ns = namespace(&depot);
+        assert_eq!(ns.prefix(&keys([1])).unwrap(), 0, "{pipeline}");
         assert_eq!(get(&ns, &[1], LEN), [Outcome::Miss]);
         let outcome = outcomes(&ns, &[1], LEN);
         assert_eq!(outcome, [Outcome::Declined], "{pipeline}");
@@ -409,6 +412,37 @@ fn an_arena_on_a_disk_logs_who_carries_its_bytes() {
     let lines = lines_with(dir.path().to_str().unwrap());
     let said = |line: &String| line.contains("way=") && line.contains(" by ");
     assert!(lines.iter().any(said), "{lines:?}");
+}
+
+#[test]
+fn an_arena_in_a_containers_writable_layer_is_warned_of() {
+    const TEST: &str = "an_arena_in_a_containers_writable_layer_is_warned_of";
+    let dir = tempfile::tempdir().unwrap();
+    let layers = ["lower", "upper", "work"].map(|layer| {
+        let path = dir.path().join(layer);
+        fs::create_dir(&path).unwrap();
+        path.display().to_string()
+    });
+    let [lower, upper, work] = layers;
+    let how = format!("lowerdir={lower},upperdir={upper},workdir={work},userxattr");
+    realm::on(
+        (TEST, "container"),
+        realm::User::Root,
+        "overlay",
+        &how,
+        |at| {
+            let _begun = lines_with("");
+            open_with("Nvme", at, json!({})).close();
+            let lines = lines_with("writable layer");
+            assert!(
+                lines.iter().any(|line| line.starts_with("WARN")),
+                "{lines:?}"
+            );
+            // One that is there is where its user has it.
+            open_with("Nvme", at, json!({})).close();
+            assert_eq!(lines_with("writable layer").len(), lines.len());
+        },
+    );
 }
 
 #[test]

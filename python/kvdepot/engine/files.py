@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
 
+import kvdepot
+from kvdepot import _native
+
 
 def cache_directory() -> Path:
-    """`kvdepot` in `$XDG_CACHE_HOME`, or in `.cache` of the home directory; it may not exist."""
+    """Where kvdepot itself has it, which makes it: `kvdepot` in `$XDG_CACHE_HOME`, or in `.cache`
+    of the home directory; in `$TMPDIR` where neither can be written. It may not exist where none
+    can be."""
+    with contextlib.suppress(kvdepot.Error):
+        return Path(_native._cache_directory())
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else Path(os.path.expanduser("~/.cache"))) / "kvdepot"
 

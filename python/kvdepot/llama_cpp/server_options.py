@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 import kvdepot
 from kvdepot import _native
+from kvdepot.engine import files
 
 CAPACITY = "10GiB"
 """What a new directory may hold, unless --capacity says otherwise."""
@@ -93,8 +94,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def default_directory() -> Path:
-    """In the user's cache directory."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """In the user's cache directory, wherever that is by then."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache) / "kvdepot" / "llama_cpp"
 
 
@@ -109,7 +110,7 @@ def parse(argv: list[str] | None = None) -> Options:
         made.error("; ".join(_one(problem) for problem in error.errors()))
     except (StartError, OSError, ValueError) as error:
         made.error(str(error))
-    depot = given.depot or str(default_directory())
+    depot = given.depot or str(files.cache_directory() / "llama_cpp")
     return Options(server, models, depot, given.capacity)
 
 

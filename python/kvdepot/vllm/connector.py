@@ -439,6 +439,7 @@ def _prepare(vllm_config: Any) -> vllm_settings.Settings:
     transfer = vllm_config.kv_transfer_config
     extra = transfer.kv_connector_extra_config
     settings = vllm_settings.read(extra)
+    vllm_settings.share(settings, settings.merged, vllm_config.parallel_config)
     # vLLM reads its own keys from the dictionary, also those from a config_file.
     extra.clear()
     extra.update(settings.merged, spec_name="KvdepotSpec", spec_module_path="kvdepot.vllm.spec")

@@ -141,6 +141,7 @@ TIER_SETTINGS = Schema(
     ),
     # The connector of `kvdepot.vllm.tiering` writes it.
     Setting(("engine",), _settings.optional(_settings.text())),
+    Setting(("engines",), _settings.optional(_settings.COUNT)),
     Setting(("enable_kv_events",), _settings.left_out("kvdepot publishes no KV events")),
 )
 
@@ -223,6 +224,8 @@ def read_tier(config: Mapping[str, Any]) -> TierSettings:
             'or use "kv_connector": "KvdepotTieringConnector", "kv_connector_module_path": '
             '"kvdepot.vllm"'
         )
+    if own["engines"] and not own["pipeline"].startswith(SERVICE):
+        common["depot"].setdefault("shares", own["engines"])
     return TierSettings(
         **common, weights=own["weights"], engine=own["engine"], locality=own["locality"]
     )
@@ -255,6 +258,23 @@ def _read(
         raise _settings.wrong("on_reset", own["on_reset"], allowed)
     _settings.check(schema, own["pipeline"], depot, where=where)
     return own, common
+
+
+def share(settings: DepotSettings, merged: dict[str, Any], parallel: Any) -> None:
+    """Have data-parallel engines of a host divide what defaults take of its memory and disk."""
+    engines = local_engines(parallel)
+    if engines > 1 and not settings.shared:
+        settings.depot.setdefault("shares", engines)
+        merged.setdefault("shares", engines)
+
+
+def local_engines(parallel: Any) -> int:
+    """The data-parallel engines of this host, as far as vLLM leaves their number."""
+    here = getattr(parallel, "data_parallel_size_local", 1) or 1
+    if here == 1 and getattr(parallel, "data_parallel_size", 1) == 1:
+        # An engine of a dense model is told that it is alone. This is the size of all.
+        here = getattr(parallel, "elastic_ep_max_dp_size", 1) or 1
+    return int(here)
 
 
 def _with_file(given: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import kvdepot
 from kvdepot.engine.weights import FULL, SAMPLED
 from kvdepot.vllm import beside as vllm_beside
 from kvdepot.vllm import namespace as vllm_namespace
+from kvdepot.vllm import settings as vllm_settings
 from kvdepot.vllm.tier import KvdepotTier
 from kvdepot.vllm.watching import WatchingConnector
 
@@ -37,6 +38,7 @@ class KvdepotTieringConnector(WatchingConnector):
         vllm_namespace.refuse_whole_prompts(vllm_config)
         if role == KVConnectorRole.SCHEDULER:
             for entry in entries:
+                entry["engines"] = vllm_settings.local_engines(vllm_config.parallel_config)
                 given = str(entry.get("weights") or SAMPLED)
                 entry["engine"] = vllm_namespace.of_engine(vllm_config, kv_cache_config, given)
             settings = {str(entry.get("weights") or SAMPLED) for entry in entries}

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::fs::{File, TryLockError};
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -53,7 +54,8 @@ impl<'a> Plan<'a> {
         if limits::is_of_devices(parent) {
             return refused(no_such_device());
         }
-        let capacity = config.capacity.unwrap_or_else(|| default_capacity(path));
+        let usual = || default_capacity(path, config.sharers);
+        let capacity = config.capacity.unwrap_or_else(usual);
         let records = records_for(config, capacity);
         if Layout::new(capacity, records).is_none() {
             return Err(capacity_error(capacity, records, field));
@@ -140,6 +142,13 @@ pub(crate) fn create(
              path on a disk or a DAX device for one that does)"
         );
     }
+    if limits::is_of_container(parent) {
+        tracing::warn!(
+            path = %path.display(),
+            "the arena is made in a container's writable layer (overlayfs): it is slower there, and \
+             gone with the container (name a path on a volume)"
+        );
+    }
     let unfinished = unfinished(path);
     let io = |source| Error::Io {
         path: path.into(),
@@ -147,7 +156,7 @@ pub(crate) fn create(
     };
     // Of a process that died: a living one would have the directory locked.
     match std::fs::remove_file(&unfinished) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io(error)),
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(io(error)),
         _ => {}
     }
     let made = medium::create(&unfinished, capacity / GRANULE * GRANULE, config.access)
@@ -170,9 +179,18 @@ pub(crate) fn space_error(
     field: &impl Fn(&str) -> String,
 ) -> Error {
     if error.is_no_space() {
-        no_space(path, capacity, limits::disk_free(path).ok(), field)
-    } else {
-        path_error(path, error, field)
+        return no_space(path, capacity, limits::disk_free(path).ok(), field);
+    }
+    let refused = |allowed: String| Error::config(field("capacity"), size::show(capacity), allowed);
+    match error {
+        kvdepot_media::Error::Io { source, .. } if source.kind() == ErrorKind::FileTooLarge => {
+            let path = path.display();
+            refused(format!(
+                "what the file system of {path} takes in one file ({source})"
+            ))
+        }
+        kvdepot_media::Error::Invalid { allowed, .. } => refused(allowed.into()),
+        error => path_error(path, error, field),
     }
 }
 
@@ -245,9 +263,10 @@ pub fn erase_unfinished(path: &Path) -> Result<u64, Error> {
     Ok(bytes)
 }
 
-/// 20 % of the free disk, at most 64 GiB.
-pub fn default_capacity(path: &Path) -> u64 {
-    (limits::disk_free(path).unwrap_or(0) / 5).min(64 << 30)
+/// 20 % of the free disk for all `sharers` together, at most 64 GiB for each.
+pub fn default_capacity(path: &Path, sharers: u64) -> u64 {
+    let share = limits::disk_free(path).unwrap_or(0) / 5;
+    (share / sharers.max(1)).min(64 << 30)
 }
 
 /// The default arena: in the user's cache directory, one an instance.

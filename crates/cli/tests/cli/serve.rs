@@ -91,6 +91,35 @@ fn serve_keeps_the_blocks_of_its_clients_over_a_restart() {
 }
 
 #[test]
+fn without_a_home_that_can_be_written_serve_uses_another_directory_or_names_the_option() {
+    let home = Home::new();
+    let command = |cache: &str| {
+        let mut command = home.command(&["serve", "--json", "Dax", "-o", "dax.capacity=4MiB"]);
+        command.env("HOME", cache).env_remove("XDG_CACHE_HOME");
+        command
+    };
+    let own = format!("kvdepot-{}/cache/arena.kvd", kvdepot_host::peer::own_uid());
+    // Nobody makes a directory there.
+    for none in ["/proc/none", "/dev/null"] {
+        assert_eq!(Service::of(&mut command(none)).end(), 0, "{none}");
+        assert!(home.path(&own).exists(), "{none}");
+    }
+    let ran = Ran::of(
+        command("/proc/none")
+            .env("TMPDIR", "/proc/none")
+            .output()
+            .unwrap(),
+    );
+    assert_ne!(ran.status, 0);
+    let said = ["dax.path", "XDG_CACHE_HOME", "/proc/none"];
+    assert!(
+        said.iter().all(|word| ran.stderr.contains(word)),
+        "{}",
+        ran.stderr
+    );
+}
+
+#[test]
 fn a_directory_is_looked_at_through_the_service_that_has_it_open_also_after_a_restart() {
     let home = Home::new();
     let at = format!("posix.path={}", home.path("blocks").display());

@@ -31,7 +31,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// One that has connected.
 struct Arrival {
     socket: Unshared<UnixStream>,
-    from: Credentials,
+    /// Or why it may not. It hears of that when it has said all: what is unread when a connection
+    /// ends takes the answer with it.
+    from: Result<Credentials, Error>,
     until: Instant,
     request: Vec<u8>,
 }
@@ -87,12 +89,15 @@ pub(crate) fn run(
             } else {
                 Heard::Little
             } {
-                Heard::Role(role) => serve(arrival.socket, arrival.from, role),
+                Heard::Role(role) => match arrival.from {
+                    Ok(from) => serve(arrival.socket, from, role),
+                    Err(_) => arrival.refuse(&silent(), &refusals),
+                },
                 Heard::Little if now < arrival.until => waiting.push_back(arrival),
                 Heard::Little => arrival.refuse(&silent(), &refusals),
                 Heard::Gone(error) => arrival.refuse(&error, &refusals),
                 Heard::Nothing => {
-                    tracing::debug!(pid = arrival.from.pid, "a process looked in");
+                    tracing::debug!(pid = arrival.pid(), "a process looked in");
                 }
             }
         }
@@ -132,9 +137,9 @@ fn silent_max() -> usize {
 fn to_drop(waiting: &VecDeque<Arrival>) -> usize {
     let mut counts = HashMap::new();
     for arrival in waiting {
-        *counts.entry(arrival.from.pid).or_insert(0) += 1;
+        *counts.entry(arrival.pid()).or_insert(0) += 1;
     }
-    let count = |arrival: &Arrival| counts.get(&arrival.from.pid).copied();
+    let count = |arrival: &Arrival| counts.get(&arrival.pid()).copied();
     let highest = waiting.iter().filter_map(count).max();
     let is_its = |arrival: &Arrival| count(arrival) == highest;
     waiting.iter().position(is_its).unwrap_or(0)
@@ -164,11 +169,8 @@ impl Arrival {
             path: "socket".into(),
             source,
         })?;
-        let from = peer::credentials(&*socket)?;
-        if let Err(error) = may(&from) {
-            let _told = hello::send_refusal(&socket, &error.to_string());
-            return Err(error);
-        }
+        let from = peer::credentials(&*socket).map_err(Error::from);
+        let from = from.and_then(|from| may(&from).map(|()| from));
         Ok(Arrival {
             socket,
             from,
@@ -197,9 +199,15 @@ impl Arrival {
         }
     }
 
+    /// Says why it may not attach, or else what is wrong with what it has said.
     fn refuse(&self, error: &Error, refusals: &EachMinute) {
+        let error = self.from.as_ref().err().unwrap_or(error);
         let _told = hello::send_refusal(&self.socket, &error.to_string());
-        say(refusals, error, Some(self.from.pid));
+        say(refusals, error, self.pid());
+    }
+
+    fn pid(&self) -> Option<u32> {
+        self.from.as_ref().ok().map(|from| from.pid)
     }
 }
 

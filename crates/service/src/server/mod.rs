@@ -236,8 +236,19 @@ fn place(config: &Config, session: u64) -> Result<Option<PathBuf>, Error> {
     Ok(match &config.socket {
         Socket::Off => None,
         Socket::At(path) => Some(path.clone()),
-        Socket::Auto => Some(dirs::runtime_dir()?.join(format!("{session:016x}.sock"))),
+        Socket::Auto => Some(auto_place(session)?),
     })
+}
+
+fn auto_place(session: u64) -> Result<PathBuf, Error> {
+    let runtime = dirs::runtime_dir().map_err(|error| {
+        let allowed = format!(
+            "a path, or off, as there is no directory for sockets (XDG_RUNTIME_DIR may name \
+             one): {error}"
+        );
+        Error::config("socket", "auto", allowed)
+    })?;
+    Ok(runtime.join(format!("{session:016x}.sock")))
 }
 
 /// The runtime directory, made when it is missing, where a path is in it. Other directories are

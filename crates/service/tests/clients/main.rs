@@ -6,6 +6,8 @@
 mod common;
 #[path = "../../../store/tests/common/folder.rs"]
 mod folder;
+#[path = "../../../store/tests/common/realm.rs"]
+mod realm;
 #[path = "../../../store/tests/common/rotten.rs"]
 mod rotten;
 #[path = "../../../store/tests/tiers/mod.rs"]

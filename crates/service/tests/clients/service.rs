@@ -1,10 +1,15 @@
 //! Depots that another process serves: the same verbs, the same promises.
 
-#![expect(unsafe_code, reason = "becomes another user")]
+#![expect(
+    unsafe_code,
+    reason = "becomes another user, and has process numbers of its own"
+)]
 
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::slice::from_ref;
 use std::time::Duration;
 
@@ -14,6 +19,7 @@ use crate::common::raw::Raw;
 use crate::common::{
     PATIENCE, Place, Served, assert_at_rest, eventually, get, has, key, keys, namespace, put,
 };
+use crate::realm;
 use kvdepot_service::Mover;
 use kvdepot_store::{BlockBuffers, Buffer, Depot, DrainTo, Error, GetOptions, Outcome};
 use kvdepot_testkit::bytes::content;
@@ -426,6 +432,91 @@ fn another_user_has_the_blocks_and_not_the_devices() {
     let client = connect(&place);
     client.add_device(&new, Some(4 << 20)).unwrap();
     assert_eq!(namespace(&client).clear().unwrap(), 1);
+}
+
+/// Has a child be the first process of a namespace of process numbers, as one in a container is. It
+/// ends with the process that waits for it here.
+fn in_a_container(command: &mut Command) {
+    let apart = || {
+        let done = |answer: i32| match answer {
+            -1 => Err(std::io::Error::last_os_error()),
+            answer => Ok(answer),
+        };
+        // SAFETY: the child of a fork, which has one thread, makes system calls.
+        unsafe {
+            done(libc::unshare(libc::CLONE_NEWPID))?;
+            let inner = done(libc::fork())?;
+            if inner == 0 {
+                done(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
+                return Ok(());
+            }
+            // Whoever waits for the ends of its pipes waits for the inner one's.
+            libc::close_range(0, libc::c_uint::MAX, 0);
+            libc::waitpid(inner, std::ptr::null_mut(), 0);
+            libc::_exit(0)
+        }
+    };
+    // SAFETY: as above.
+    unsafe { command.pre_exec(apart) };
+}
+
+#[test]
+fn a_client_whose_process_the_owner_cannot_see_is_told_what_to_share() {
+    const TEST: &str = "service::a_client_whose_process_the_owner_cannot_see_is_told_what_to_share";
+    if child::role().is_some() {
+        let config = common::config_of(&child::value("spec"));
+        let _owner = kvdepot_service::open(&config).unwrap();
+        child::say("serving");
+        child::sleep_until_killed();
+    }
+    let place = Place::new("Cache", "1MiB", "");
+    let values = [("spec", &*place.spec())];
+    // Its own namespace has no number for this process.
+    let mut owner = match Child::try_start(TEST, "owner", &values, in_a_container) {
+        Ok(owner) => owner,
+        Err(error) => return realm::skip("a namespace of process numbers", &error),
+    };
+    owner.expect("serving");
+    for _ in 0..20 {
+        let refused = kvdepot_service::connect(&place.socket(), Some(1)).err();
+        let text = refused.unwrap().to_string();
+        for said in ["refused", "shareProcessNamespace", "hostPID"] {
+            assert!(text.contains(said), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_client_in_a_container_whose_process_the_owner_sees_is_served_and_its_end_is_noticed() {
+    const TEST: &str = "service::\
+        a_client_in_a_container_whose_process_the_owner_sees_is_served_and_its_end_is_noticed";
+    if child::role().is_some() {
+        let client = kvdepot_service::connect(child::value("socket").as_ref(), Some(1)).unwrap();
+        let ns = namespace(&client);
+        assert!(has(&ns, &[1], LEN) && put(&ns, &[2], LEN) == [true]);
+        let pins = ns.pin(&keys([1]), false).unwrap();
+        assert!(pins[0].is_some());
+        child::say("pinned");
+        child::sleep_until_killed();
+    }
+    // As the owner has it with `hostPID`, or where containers share their process numbers.
+    let place = Place::new("Cache", "1MiB", "");
+    let owner = place.serve();
+    let ns = namespace(&owner);
+    assert_eq!(put(&ns, &[1], LEN), [true]);
+    let socket = place.socket();
+    let values = [("socket", socket.to_str().unwrap())];
+    let mut client = match Child::try_start(TEST, "client", &values, in_a_container) {
+        Ok(client) => client,
+        Err(error) => return realm::skip("a namespace of process numbers", &error),
+    };
+    client.expect("pinned");
+    assert!(has(&ns, &[2], LEN));
+    assert_eq!(owner.stats().tiers[0].pinned_blocks, 1);
+    client.kill();
+    eventually("the end of its pin", || {
+        owner.stats().tiers[0].pinned_blocks == 0
+    });
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! The sections of tiers of arenas: `dax` and `nvme`, which take the same.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use kvdepot_arena::{Access, Durability, Error, Format, Options, default_path};
+use kvdepot_arena::{Access, Durability, Error, Format, Inode, Options, default_path};
 use serde_json::Value;
 
 use super::{Config, devices};
@@ -50,6 +50,30 @@ impl Config {
         Ok(())
     }
 
+    /// Refuses a medium that is named twice, whatever it is called.
+    pub(super) fn check_twins(&self) -> Result<(), Error> {
+        let mut before: Vec<&Path> = Vec::new();
+        for (_, sort) in self.arenas() {
+            let section = self.section(sort);
+            let several = section.devices.iter().map(|device| device.path.as_path());
+            let each = several.chain(section.path.as_deref());
+            for (index, path) in each.enumerate() {
+                let (inode, place) = (Inode::of(path), place_of(path));
+                let is_twin = |other: &&&Path| {
+                    place_of(other) == place || (inode.is_some() && Inode::of(other) == inode)
+                };
+                if let Some(twin) = before.iter().find(is_twin) {
+                    let twin = twin.display();
+                    let allowed = format!("another medium than {twin}: a device is listed once");
+                    let field = section.field(sort, index, "path");
+                    return Err(Error::config(field, path.display(), allowed));
+                }
+                before.push(path);
+            }
+        }
+        Ok(())
+    }
+
     /// What stands in a tier's section.
     pub(crate) fn section(&self, sort: Sort) -> &ArenaConfig {
         match sort.access {
@@ -61,11 +85,17 @@ impl Config {
     /// Where a tier lies that is not several devices: its `path`, or the default for the instance.
     ///
     /// # Errors
-    /// [`Error::Host`] when the user has no cache directory, or not alone.
+    /// [`Error::Config`] when it is not given and the user has no cache directory, or not alone.
     pub(crate) fn path_of(&self, sort: Sort) -> Result<PathBuf, Error> {
         match &self.section(sort).path {
             Some(path) => Ok(path.clone()),
-            None => default_path(sort.stem, self.instance.as_deref()),
+            None => default_path(sort.stem, self.instance.as_deref()).map_err(|error| {
+                let allowed = format!(
+                    "a path, as the default is in a cache directory that there is not \
+                     (XDG_CACHE_HOME may name one): {error}"
+                );
+                Error::config(format!("{}.path", sort.section), "missing", allowed)
+            }),
         }
     }
 }
@@ -103,14 +133,23 @@ impl ArenaConfig {
         Ok(())
     }
 
+    /// How an option of the medium at that place in the list is called.
+    pub(crate) fn field(&self, sort: Sort, index: usize, option: &str) -> String {
+        match self.devices.is_empty() {
+            true => format!("{}.{option}", sort.section),
+            false => format!("{}.devices[{index}].{option}", sort.section),
+        }
+    }
+
     /// What holds for each of its media.
-    pub(crate) fn options(&self, access: Access) -> Options {
+    pub(crate) fn options(&self, access: Access, sharers: u64) -> Options {
         Options {
             capacity: self.capacity,
             records: self.records,
             durability: self.durability,
             format: self.format,
             access,
+            sharers,
         }
     }
 }
@@ -123,4 +162,17 @@ pub struct DeviceConfig {
     pub path: PathBuf,
     /// Bytes of the medium.
     pub capacity: Option<u64>,
+}
+
+/// A path by which a file that is still to be made is known, however its directory is named.
+fn place_of(path: &Path) -> PathBuf {
+    let parent = match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) => parent,
+        None => path,
+    };
+    match (parent.canonicalize(), path.file_name()) {
+        (Ok(parent), Some(name)) => parent.join(name),
+        _ => path.into(),
+    }
 }

@@ -82,6 +82,47 @@ mod tests {
     }
 
     #[test]
+    fn what_can_never_open_is_refused_before_anything_is_opened() {
+        let cases = [
+            ("Posix", json!({}), "posix.path"),
+            ("Ds3fs", json!({}), "ds3fs.path"),
+            (
+                "Posix",
+                json!({"posix": {"path": "/x", "fan_out": 4097}}),
+                "posix.fan_out",
+            ),
+            (
+                "Cache|Posix",
+                json!({"posix": {"path": "/x", "capacity": 1}}),
+                "posix.capacity",
+            ),
+            ("Cache", json!({"mac_key_file": "/x"}), "mac_key_file"),
+            (
+                "Dax",
+                json!({"dax": {"devices": [{"path": "/x/a"}, {"path": "/x/./a"}]}}),
+                "dax.devices[1].path",
+            ),
+            (
+                "Dax|Nvme",
+                json!({"dax": {"path": "/x/a"}, "nvme": {"path": "/x/a"}}),
+                "nvme.path",
+            ),
+            #[cfg(feature = "s3")]
+            (
+                "S3",
+                json!({"s3": {"url": "s3://bucket/kv", "capacity": "1GiB", "requests": 1}}),
+                "s3.requests",
+            ),
+        ];
+        for (pipeline, settings, named) in cases {
+            let error = Config::new(pipeline, &settings).unwrap_err().to_string();
+            assert!(error.starts_with(named), "{error}");
+        }
+        // Two media that nobody has named are two.
+        Config::new("Dax|Nvme", &json!({})).unwrap();
+    }
+
+    #[test]
     fn mistakes_name_the_device_and_the_field() {
         let cases = [
             (json!([]), "dax.devices: []"),

@@ -63,7 +63,7 @@ fn of_text(name: &str, text: &str, given: &Value) -> Result<OfFile, Error> {
     let refused = |value: String, allowed| Error::config(name, value, allowed);
     let once = "a YAML mapping in which each option stands once";
     // By YAML's own value, in which no name stands twice.
-    let read: serde_yaml_ng::Value =
+    let mut read: serde_yaml_ng::Value =
         serde_yaml_ng::from_str(text).map_err(|error| refused(unreadable(&error), once))?;
     if read.is_null() {
         let allowed = "options such as pipeline: Cache|Dax (docs/configuration.md has them)";
@@ -81,12 +81,24 @@ fn of_text(name: &str, text: &str, given: &Value) -> Result<OfFile, Error> {
             "a YAML mapping of options to their values",
         ));
     }
+    show_infinite(&mut read);
     let read = serde_json::to_value(read).map_err(|error| refused(unreadable(&error), once))?;
     let translated = ucm::translate(&read, given)?;
     Ok(OfFile {
         is_ucms: translated.is_some(),
         options: translated.unwrap_or(read),
     })
+}
+
+/// What no JSON has, `.inf` and `.nan`, is refused by its own name, and not as nothing.
+fn show_infinite(value: &mut serde_yaml_ng::Value) {
+    use serde_yaml_ng::Value;
+    match value {
+        Value::Number(number) if !number.is_finite() => *value = number.to_string().into(),
+        Value::Sequence(items) => items.iter_mut().for_each(show_infinite),
+        Value::Mapping(options) => options.values_mut().for_each(show_infinite),
+        _ => {}
+    }
 }
 
 /// Options of `given` take the place of those in `all`, section by section.
@@ -150,5 +162,7 @@ mod tests {
             assert!(error.contains(says), "{text:?}: {error}");
         }
         assert_eq!(read("lanes: 2\ncache:\n").unwrap().lanes, Some(2));
+        let endless = read("close_timeout: .inf\n").unwrap_err();
+        assert!(endless.contains("close_timeout: \".inf\""), "{endless}");
     }
 }

@@ -113,6 +113,8 @@ pub struct Config {
     pub timeout: Option<Duration>,
     /// A name for the default arena.
     pub instance: Option<String>,
+    /// Depots of this host that share what the defaults take of memory and disk.
+    pub shares: u64,
     /// Where other processes attach.
     pub socket: Socket,
     /// Who may connect there: its permission bits.
@@ -154,6 +156,7 @@ impl Default for Config {
             close_timeout: Duration::from_secs(60),
             timeout: None,
             instance: None,
+            shares: 1,
             socket: Socket::default(),
             socket_mode: 0o600,
             cache: CacheConfig::default(),
@@ -202,9 +205,28 @@ impl Config {
         config.dax.check_devices("dax")?;
         config.nvme.check_devices("nvme")?;
         config.check_media()?;
+        config.check_twins()?;
+        config.check_kinds()?;
         // How many there are unless it is said depends on the machine that it is opened on.
         config.check_slab(config.staging_regions.unwrap_or(1))?;
         Ok(config)
+    }
+
+    /// Refuses what the sections of registered kinds can never be opened with, and reads no files.
+    fn check_kinds(&self) -> Result<(), Error> {
+        let mut kinds = self
+            .pipeline
+            .iter()
+            .filter_map(|name| self.kinds.find(name))
+            .peekable();
+        if let (Some(path), None) = (&self.mac_key_file, kinds.peek()) {
+            let allowed = "a pipeline with a tier that others may write, such as Posix";
+            return Err(Error::config("mac_key_file", path.display(), allowed));
+        }
+        kinds.try_for_each(|kind| {
+            let section = self.sections.get(kind.name).cloned().unwrap_or_default();
+            (kind.check)(&section, false)
+        })
     }
 
     fn check_slab(&self, regions: usize) -> Result<(), Error> {
@@ -375,6 +397,7 @@ impl Config {
             }
             ("", "lookup_timeout") => self.lookup_timeout = parsed.duration,
             ("", "tier_timeout") => self.tier_timeout = parsed.duration,
+            ("", "shares") => self.shares = parsed.count(&field, 1024)?,
             ("", "instance") => {
                 let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
                 if parsed.text.len() > 64 || !parsed.text.chars().all(plain) {
@@ -587,7 +610,7 @@ mod tests {
                 Kind::Count => json!(7),
                 Kind::Flag => json!(true),
                 Kind::Text => json!(match option.name {
-                    "pipeline" => "Cache|Dax|Nvme",
+                    "pipeline" => "Cache|Dax|Nvme|Posix",
                     "instance" => "x-1",
                     _ => "/x",
                 }),
@@ -595,11 +618,12 @@ mod tests {
                 Kind::Choice(words) => json!(words[0]),
                 Kind::Devices => json!([{"path": "/x"}, {"path": "/y", "capacity": "1MiB"}]),
             };
-            let settings = match option.section {
+            let mut settings = match option.section {
                 "" => json!({ option.name: value }),
                 section => json!({ section: { option.name: value } }),
             };
-            Config::new("Cache|Dax|Nvme", &settings).unwrap();
+            settings["posix"] = json!({"path": "/x"});
+            Config::new("Cache|Dax|Nvme|Posix", &settings).unwrap();
         }
     }
 }

@@ -143,6 +143,15 @@ pub const OPTIONS: &[OptionSpec] = &[
     ),
     OptionSpec::new(
         "",
+        "shares",
+        Kind::Count,
+        "1",
+        "Number of depots of this host that take default capacities, 1 to 1024: each gets so small a \
+        part of the memory and of the free disk. An arena that exists keeps its size. vLLM's connector \
+        gives the number of data-parallel engines.",
+    ),
+    OptionSpec::new(
+        "",
         "socket",
         Kind::Text,
         "auto",
@@ -161,7 +170,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         "cache",
         "capacity",
         Kind::Size,
-        "10 % of the memory the cgroup allows, at most 8 GiB",
+        "10 % of the memory the cgroup allows, divided by `shares`, at most 8 GiB",
         "The tier's whole memory, at least 4KiB and at most what the process may use. \
          `kvdepot serve` and vLLM's connector make all of it resident at the start, in the \
          background, of huge pages where the system gives them (`kvdepot doctor` says so); else \
@@ -220,7 +229,8 @@ const fn capacity_of(section: &'static str) -> OptionSpec {
         section,
         "capacity",
         Kind::Size,
-        "what the arena has; for a new file 20 % of the free disk, at most 64 GiB",
+        "what the arena has; for a new file 20 % of the free disk, divided by `shares`, at most \
+        64 GiB",
         "The whole medium. An existing arena of another capacity is refused.",
     )
 }
@@ -393,6 +403,7 @@ const ENVIRONMENT: &str = "\n## Environment\n\n| variable | what it does |\n| --
     default), `info`, `debug`, `trace`. |\n\
     | `UC_LOGGER_LEVEL` | The same where `KVDEPOT_LOG` is not set, in UCM's words. |\n\
     | `XDG_RUNTIME_DIR` | Sockets are in its `kvdepot`; in `/tmp/kvdepot-UID` where it is no \
-    directory of the user. |\n\
+    directory of the user, and in `/dev/shm/kvdepot-UID` where that cannot be written. |\n\
     | `XDG_CACHE_HOME` | Default arenas are in its `kvdepot`; `~/.cache/kvdepot` where it is not \
-    set. |\n";
+    set. Where neither can be written (no home, a read-only root), they are in \
+    `kvdepot-UID/cache` of `$TMPDIR` or `/tmp`, and the log says so. |\n";

@@ -457,16 +457,21 @@ impl Drop for Local {
 }
 
 fn describe(core: &Core, config: &Config, without: Option<&str>) -> String {
+    let by = match config.shares {
+        1 => String::new(),
+        shares => format!(", by {shares}"),
+    };
     let arena = |tier: &Arena| {
         let size = size::show(tier.layout().capacity);
         match tier.path() {
             Some(path) if tier.is_a_share() => {
                 let path = path.display();
-                format!("{} {size} (20 % of the free disk) at {path}", tier.name())
+                let name = tier.name();
+                format!("{name} {size} (20 % of the free disk{by}) at {path}")
             }
             Some(path) => format!("{} {size} at {}", tier.name(), path.display()),
             None if config.cache.capacity.is_none() => {
-                format!("{} {size} (10 % of the memory allowed)", tier.name())
+                format!("{} {size} (10 % of the memory allowed{by})", tier.name())
             }
             None => format!("{} {size}", tier.name()),
         }

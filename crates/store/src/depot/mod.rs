@@ -303,26 +303,30 @@ impl Config {
         self.path_of(NVME)
     }
 
-    /// Bytes that a new arena would get: `dax.capacity`, or 20 % of the free disk, at most 64 GiB.
+    /// Bytes that a new arena would get: `dax.capacity`, or 20 % of the free disk divided by
+    /// `shares`, at most 64 GiB.
     ///
     /// # Errors
     /// Those of [`Config::arena_path`].
     pub fn arena_capacity(&self) -> Result<u64, Error> {
         match self.dax.capacity {
             Some(capacity) => Ok(capacity),
-            None => Ok(default_capacity(&self.arena_path()?)),
+            None => Ok(default_capacity(&self.arena_path()?, self.shares)),
         }
     }
 
     /// Bytes of the `Cache` tier: `cache.capacity`, or 10 % of the memory that the control group
-    /// allows, at most 8 GiB, in whole MiB.
+    /// allows divided by `shares`, at most 8 GiB, in whole MiB.
     ///
     /// # Errors
     /// [`Error::Host`] when `/proc` cannot be read.
     pub fn cache_capacity(&self) -> Result<u64, Error> {
         match self.cache.capacity {
             Some(capacity) => Ok(capacity),
-            None => Ok((limits::memory_allowed()? / 10).min(8 << 30) >> 20 << 20),
+            None => {
+                let share = limits::memory_allowed()? / 10 / self.shares;
+                Ok(share.min(8 << 30) >> 20 << 20)
+            }
         }
     }
 }

@@ -35,7 +35,7 @@ impl Core {
         let settings = Options {
             capacity,
             format: Format::Never,
-            ..config.section(sort).options(sort.access)
+            ..config.section(sort).options(sort.access, config.shares)
         };
         let socket = self.socket.get().map(|path| path.display().to_string());
         let announce = |arena: &Arena| match &socket {

@@ -21,8 +21,9 @@ pub struct TierKind {
     /// What may stand there, beside what [every section](crate::config::schema::EDGE) may have,
     /// and those of [tiers that may answer late](crate::config::schema::LATE).
     pub options: &'static [OptionSpec],
-    /// Refuses settings of the section that opening would, and opens nothing.
-    pub check: fn(&Section) -> Result<(), Error>,
+    /// Refuses settings of the section that opening would, and opens nothing. Whether files that
+    /// they name are read, which may be another machine's, the caller says.
+    pub check: fn(&Section, bool) -> Result<(), Error>,
     /// Opens one.
     pub open: Arc<Opener>,
 }

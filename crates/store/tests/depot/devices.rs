@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::common::several::{LEN, SHORT, at, fill, on, says, several, state, two};
 use crate::common::{
-    PATIENCE, block, config_of, get, has, key, keys, namespace, number, put, verify,
+    PATIENCE, Place, block, config_of, get, has, key, keys, namespace, number, put, verify,
 };
 use kvdepot_store::sim::{Schedule, Turn};
 use kvdepot_store::{BlockBuffers, Config, Depot, DeviceState, DrainTo, Error, Namespace, Outcome};
@@ -42,6 +42,40 @@ fn a_key_lives_on_one_device_also_after_a_restart() {
     let depot = place.open();
     assert_eq!(depot.opening().blocks, 80);
     assert!(has(&namespace(&depot), &all, LEN));
+}
+
+#[test]
+fn a_size_that_no_file_has_is_refused_by_the_name_of_the_capacity() {
+    let place = Place::new("Nvme", "", "64MiB");
+    let depot = place.open();
+    for capacity in [1 << 62, u64::MAX] {
+        let refused = depot.grow_device(&place.arena(), capacity).unwrap_err();
+        let text = refused.to_string();
+        assert!(text.starts_with("capacity: "), "{text}");
+    }
+}
+
+#[test]
+fn depots_that_share_a_host_divide_its_defaults_and_an_arena_that_is_there_keeps_its_size() {
+    let place = Place::new("Cache|Dax", "1MiB", "16MiB");
+    place.open().close();
+    let shared = place
+        .without("dax", "capacity")
+        .without("cache", "capacity");
+    let of = |place: &Place| {
+        let config = place.config();
+        let arena = config.arena_capacity().unwrap();
+        (config.cache_capacity().unwrap(), arena)
+    };
+    let alone = of(&shared);
+    let shared = shared.with("", "shares", 8);
+    let eighth = of(&shared);
+    // What is free changes meanwhile, and both are at most so much.
+    let is_less = |alone: u64, eighth: u64, most: u64| eighth <= alone / 4 || alone == most;
+    assert!(is_less(alone.0, eighth.0, 8 << 30), "{alone:?} {eighth:?}");
+    assert!(is_less(alone.1, eighth.1, 64 << 30), "{alone:?} {eighth:?}");
+    let depot = shared.open();
+    assert_eq!(depot.devices().unwrap()[0].capacity_bytes, 16 << 20);
 }
 
 #[test]

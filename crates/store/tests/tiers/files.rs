@@ -46,7 +46,7 @@ pub fn kind_of(lasts: bool, block_max: u64) -> TierKind {
     TierKind {
         name: "Files",
         options: OPTIONS,
-        check: |_| Ok(()),
+        check: |_, _| Ok(()),
         open: Arc::new(move |section, terms| {
             let path = section.path("path");
             let path = path.ok_or(Error::Closed("files.path is missing"))?;

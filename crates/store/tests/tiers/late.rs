@@ -51,7 +51,7 @@ pub fn kinds(name: &'static str, inner: TierKind, mood: &Arc<Mood>) -> Kinds {
     Kinds::new().with(TierKind {
         name,
         options: inner.options,
-        check: |_| Ok(()),
+        check: |_, _| Ok(()),
         open: Arc::new(move |section, terms| {
             let tier = (inner.open)(section, terms)?;
             Ok(Late::new(name, tier, Arc::clone(&mood)) as Arc<dyn Tier>)
@@ -358,7 +358,7 @@ pub fn broken() -> TierKind {
     TierKind {
         name: "Broken",
         options: &[],
-        check: |_| Ok(()),
+        check: |_, _| Ok(()),
         open: Arc::new(|_, _| Err(Error::Closed("nothing is there"))),
     }
 }

@@ -80,9 +80,9 @@ pub fn tier_kind() -> TierKind {
     TierKind {
         name: NAME,
         options: OPTIONS,
-        check: |section| Options::read(section).map(drop),
+        check: |section, files| Options::read(section, files).map(drop),
         open: Arc::new(|section, terms| {
-            let tier = Peers::open(&Options::read(section)?, &terms)?;
+            let tier = Peers::open(&Options::read(section, true)?, &terms)?;
             Ok(Arc::new(tier) as Arc<dyn Tier>)
         }),
     }

@@ -158,7 +158,8 @@ pub(super) enum Source {
 }
 
 impl Options {
-    pub(super) fn read(section: &Section) -> Result<Options, Error> {
+    /// With the token that a file has, if `files` are read.
+    pub(super) fn read(section: &Section, files: bool) -> Result<Options, Error> {
         let missing = |field: &str, allowed: &str| Error::config(field, "missing", allowed);
         let name = section.text("name");
         let name = name.ok_or_else(|| missing("peer.name", "this host's name"))?;
@@ -187,8 +188,8 @@ impl Options {
             let allowed = "an address that others can connect to, as peer.listen is none";
             return Err(Error::config("peer.advertise", "missing", allowed));
         }
-        let (token, tls) = (token(section)?, tls(section)?);
-        if token.is_empty() && tls.is_none() && !listen.ip().is_loopback() {
+        let (token, tls) = (token(section, files)?, tls(section)?);
+        if token.is_none() && tls.is_none() && !listen.ip().is_loopback() {
             let allowed = "a loopback address, or a peer.token or peer.token_file, or peer.tls_ca";
             return Err(Error::config("peer.listen", listen, allowed));
         }
@@ -202,7 +203,7 @@ impl Options {
             capacity,
             listen,
             advertise,
-            token,
+            token: token.unwrap_or_default(),
             tls,
             path: section.path("path"),
             replicas: replicas as usize,
@@ -294,15 +295,17 @@ fn address(field: &str, text: &str) -> Result<SocketAddr, Error> {
         .map_err(|_| Error::config(field, text, "IP:PORT"))
 }
 
-fn token(section: &Section) -> Result<Vec<u8>, Error> {
+/// What hosts prove themselves by; nothing of a file that is not read.
+fn token(section: &Section, files: bool) -> Result<Option<Vec<u8>>, Error> {
     match (section.text("token"), section.path("token_file")) {
         (Some(_), Some(path)) => {
             let allowed = "one of peer.token and peer.token_file";
             Err(Error::config("peer.token_file", path.display(), allowed))
         }
-        (Some(token), None) => Ok(token.as_bytes().to_vec()),
-        (None, Some(path)) => token_of(&path),
-        (None, None) => Ok(Vec::new()),
+        (Some(token), None) => Ok(Some(token.as_bytes().to_vec())),
+        (None, Some(path)) if files => token_of(&path).map(Some),
+        (None, Some(_)) => Ok(Some(Vec::new())),
+        (None, None) => Ok(None),
     }
 }
 

@@ -21,7 +21,7 @@ pub fn kinds(shelves: &[Arc<Shelf>]) -> Kinds {
         kinds.with(TierKind {
             name,
             options: inner.as_ref().map_or(&[], |inner| inner.options),
-            check: |_| Ok(()),
+            check: |_, _| Ok(()),
             open: Arc::new(move |section, terms| {
                 shelf.opened(terms.number);
                 if let Some(inner) = &inner {

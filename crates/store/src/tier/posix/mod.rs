@@ -74,7 +74,7 @@ pub(super) fn kind() -> TierKind {
     TierKind {
         name: "Posix",
         options: options::POSIX,
-        check: |section| Options::posix(section).map(drop),
+        check: |section, _| Options::posix(section).map(drop),
         open: Arc::new(|section, terms| {
             let tier = Posix::new(&Options::posix(section)?, terms)?;
             Ok(Arc::new(tier) as Arc<dyn Tier>)
@@ -88,7 +88,7 @@ pub(super) fn kind_of_3fs() -> TierKind {
     TierKind {
         name: "Ds3fs",
         options: options::DS3FS,
-        check: |section| Options::ds3fs(section).map(drop),
+        check: |section, _| Options::ds3fs(section).map(drop),
         open: Arc::new(|section, terms| {
             let tier = Posix::new(&Options::ds3fs(section)?, terms)?;
             Ok(Arc::new(tier) as Arc<dyn Tier>)

@@ -78,7 +78,7 @@ pub(super) fn kind() -> TierKind {
     TierKind {
         name: NAME,
         options: OPTIONS,
-        check: |section| Options::read(section).map(drop),
+        check: |section, _| Options::read(section).map(drop),
         open: Arc::new(|section, terms| {
             let tier = S3::new(&Options::read(section)?, terms)?;
             Ok(Arc::new(tier) as Arc<dyn Tier>)
