@@ -141,11 +141,16 @@ impl Sessions {
 
     fn is_there(&self, found: &Found) -> Result<bool, Error> {
         let keys = found.manifest.keys_by(&found.links);
-        if self.pieces.prefix(&keys)? < keys.len() {
+        let count = self.pieces.prefix(&keys)?;
+        if !all_acknowledged(&self.pieces, &keys[count..])? {
             return Ok(false);
         }
         let keys = found.manifest.object_keys_by(&found.links);
-        Ok(keys.is_empty() || self.objects.contains(&keys)?.iter().all(|there| *there))
+        let count = match keys.is_empty() {
+            true => 0,
+            false => self.objects.prefix(&keys)?,
+        };
+        all_acknowledged(&self.objects, &keys[count..])
     }
 
     /// Brings a session back: one block's buffers for each of its pieces, and for each object, in
@@ -240,6 +245,12 @@ impl Sessions {
         waited?;
         Ok(task.outcomes())
     }
+}
+
+/// Whether all that a lookup has missed is there all the same: a tier believes for a moment what it
+/// has missed, and others may have saved it since.
+fn all_acknowledged(space: &Namespace, missed: &[Key]) -> Result<bool, Error> {
+    Ok(missed.is_empty() || space.acknowledged(missed)?.iter().all(Option::is_some))
 }
 
 /// Refuses buffers that are not as a session has its parts.

@@ -362,3 +362,16 @@ fn what_shares_its_beginning_with_an_exact_one_is_found_at_once() {
     one.refresh().unwrap();
     assert!(bytes(&one, &any) == Some(vec![2; 7400]));
 }
+
+#[test]
+fn what_another_has_saved_again_is_found_at_once() {
+    let home = tempfile::tempdir().unwrap();
+    let (one, other) = (of_files(home.path()), of_files(home.path()));
+    let [first, second] = [2, 3].map(|last| [tokens(64, 1), tokens(10, last)].concat());
+    let base = fill(&one, &first, 1, false, || ()).unwrap();
+    // It knows that the piece of both is gone.
+    one.remove(base.id).unwrap();
+    fill(&other, &second, 2, false, || ()).unwrap();
+    one.refresh().unwrap();
+    assert!(bytes(&one, &second) == Some(vec![2; 7400]));
+}

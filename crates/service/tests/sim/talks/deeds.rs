@@ -35,8 +35,7 @@ impl Circle {
                 Ok(())
             }
             Deed::Evict { which } => {
-                // Of a directory that is shared, others believe for a moment what they have missed.
-                if self.is_served() && self.evict(usize::from(*which)) {
+                if self.evict(usize::from(*which)) {
                     self.tally.fault("eviction of a part");
                     // What is acknowledged from now on is there all the same.
                     self.forget();
