@@ -55,8 +55,8 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
     ) -> None:
         """A cache for `llama`, a llama_cpp.Llama, in `depot`.
 
-        Without `background` a completion ends when its state is stored. Of what waits to be written
-        at most `waiting_bytes` are in memory, or one state's. The others are those of
+        Without `background` a completion ends when its state is stored. What waits to be written
+        has at most `waiting_bytes` in temporary files, or one state's. The others are those of
         `kvdepot.llama_cpp.States`.
 
         Raises kvdepot.InputError for models whose states are not handled.

@@ -8,7 +8,7 @@ with. What does not grow so, the window or the recurrent state, is an object of 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,11 @@ import numpy as np
 import kvdepot
 import kvdepot.sessions
 from kvdepot._beginnings import best
+from kvdepot._native import LlamaLayout
 from kvdepot.engine.weights import SAMPLED
 from kvdepot.llama_cpp import identity
-from kvdepot.llama_cpp.sequence import Bytes, Sequence
+from kvdepot.llama_cpp.scratch import Bytes, scratch
+from kvdepot.llama_cpp.sequence import Sequence
 from kvdepot.transformers.refusal import refused
 
 logger = logging.getLogger("kvdepot.llama_cpp")
@@ -32,21 +34,42 @@ PIECE_TOKENS = 128
 
 @dataclass
 class Snapshot:
-    """What is new of a state, in memory of its own."""
+    """What is new of a state, in scratch files."""
 
     tokens: list[int]
     reason: str
     note: str
     context_tokens: int
-    pieces: dict[tuple[int, int], Bytes] = field(default_factory=dict)
-    """The rows of runs of tokens, first and behind the last."""
+    rows: Bytes | None = None
+    """A state of the tokens from `first` on."""
+    first: int = 0
+    layout: LlamaLayout | None = None
+    """Where rows lie in it."""
     rest: Bytes | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes that it holds."""
-        rest = [] if self.rest is None else [self.rest]
-        return sum(int(memory.nbytes) for memory in [*rest, *self.pieces.values()])
+        held = [memory for memory in (self.rows, self.rest) if memory is not None]
+        return sum(int(memory.nbytes) for memory in held)
+
+    def buffers(self, runs: list[tuple[int, int]]) -> Any:
+        """The rows of runs of tokens, as (first, behind the last).
+
+        Raises KeyError for rows that it does not have.
+        """
+        if not runs:
+            return []
+        if self.rows is None or self.layout is None or runs[0][0] < self.first:
+            raise KeyError(runs[0])
+        runs = [(first - self.first, end - self.first) for first, end in runs]
+        if (spans := spans_of(self.layout, self.rows, runs)) is not None:
+            return spans
+        sizes = [(end - first) * self.layout.token_bytes for first, end in runs]
+        pieces = np.split(scratch(sum(sizes)), np.cumsum(sizes)[:-1])
+        for run, piece in zip(runs, pieces, strict=True):
+            self.layout.gather(self.rows, *run, piece)
+        return pieces
 
 
 class States:
@@ -120,30 +143,22 @@ class States:
         stored = self.store.prefix(tokens)
         if self.sequence.can_be_cut and stored == len(tokens):
             return snapshot
-        state = self.sequence.take()
         if self.sequence.is_recurrent:
-            snapshot.rest = state.copy()
+            snapshot.rest = self.sequence.take()
             return snapshot
-        layout = self.sequence.layout_of(state)
-        if layout.rest_bytes > 0:
-            snapshot.rest = state[len(state) - layout.rest_bytes :].copy()
         first = stored if stored == len(tokens) else stored - stored % self.piece_tokens
-        room: Bytes = np.empty((len(tokens) - first) * layout.token_bytes, np.uint8)
-        while first < len(tokens):
-            end = min(first + self.piece_tokens, len(tokens))
-            piece, room = np.split(room, [(end - first) * layout.token_bytes])
-            layout.gather(state, first, end, piece)
-            snapshot.pieces[first, end] = piece
-            first = end
+        taken = self.sequence.take_rows(first)
+        snapshot.first, snapshot.layout = taken.first, taken.layout
+        snapshot.rows, snapshot.rest = taken.state, taken.rest
         return snapshot
 
     def write(self, snapshot: Snapshot) -> dict[str, Any]:
         """Store a snapshot. As `save`; beside other calls, too."""
 
-        def rows(runs: list[tuple[int, int]]) -> list[Any]:
+        def rows(runs: list[tuple[int, int]]) -> Any:
             if self.sequence.is_recurrent:
                 return [bytes(end - first) for first, end in runs]
-            return [snapshot.pieces[run] for run in runs]
+            return snapshot.buffers(runs)
 
         try:
             saved = self.store.save(
@@ -215,12 +230,7 @@ class States:
         objects = [state[size - rest_bytes :]] if rest_bytes else []
         if layout is None:
             pieces: Any = [np.empty(end - first, np.uint8) for first, end in runs]
-        elif all(units == 1 for _, _, units in layout.tables):
-            # Rows come to where they belong.
-            base = state.ctypes.data
-            tables = [(base + start, row, row) for start, row, _ in layout.tables]
-            pieces = kvdepot.Spans(tables, [range(*run) for run in runs], owner=state)
-        else:
+        elif (pieces := spans_of(layout, state, runs)) is None:
             sizes = [(end - first) * layout.token_bytes for first, end in runs]
             pieces = [np.empty(size, np.uint8) for size in sizes]
         if not self.store.restore(found, pieces, objects)["whole"]:
@@ -231,3 +241,14 @@ class States:
                 for run, piece in zip(runs, pieces, strict=True):
                     layout.scatter(piece, *run, state)
         return self.sequence.put(state, tokens)
+
+
+def spans_of(
+    layout: LlamaLayout, state: Bytes, runs: list[tuple[int, int]]
+) -> kvdepot.Spans | None:
+    """The rows of runs of tokens where they lie in a state; None for transposed values."""
+    if any(units != 1 for _, _, units in layout.tables):
+        return None
+    base = state.ctypes.data
+    tables = [(base + start, row, row) for start, row, _ in layout.tables]
+    return kvdepot.Spans(tables, [range(*run) for run in runs], owner=state)
