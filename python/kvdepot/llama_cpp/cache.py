@@ -224,7 +224,6 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
                 return 0
             if states.load(found):
                 return count
-            logger.warning("a stored state of %d tokens does not verify, and is not used", count)
             # What was there before may be gone.
             live = self._live(tokens)
             found = states.find(tokens)

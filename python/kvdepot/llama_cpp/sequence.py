@@ -132,7 +132,9 @@ class Sequence:
         size = len(state)
         read = llama_cpp.llama_state_seq_set_data(llama.ctx, _pointer(state), size, SEQUENCE)
         if read != size:
-            self.forget()
+            # Rows that were read before it was refused may be any numbers, and in a product with
+            # a masked cell NaN stays NaN.
+            self.forget(with_bytes=True)
             return False
         llama.input_ids[: len(tokens)] = tokens
         llama.n_tokens = len(tokens)
@@ -142,13 +144,13 @@ class Sequence:
             llama.scores[: len(tokens)] = np.nan
         return True
 
-    def forget(self) -> None:
-        """Make it an empty sequence."""
+    def forget(self, *, with_bytes: bool = False) -> None:
+        """Make it an empty sequence; `with_bytes` zeroes all cells as well."""
         self.llama.reset()
         memory = llama_cpp.llama_get_memory(self.llama.ctx)
         if memory is not None:
-            # Without its bytes: those of free cells are masked, as after any cut.
-            llama_cpp.llama_memory_clear(memory, False)
+            # Otherwise the bytes of free cells are masked, as after any cut.
+            llama_cpp.llama_memory_clear(memory, with_bytes)
 
     def can_go_back_to(self, tokens: int) -> bool:
         """Whether the sequence may go on behind so many of its tokens."""

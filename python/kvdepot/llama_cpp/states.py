@@ -8,6 +8,7 @@ with. What does not grow so, the window or the recurrent state, is an object of 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,8 @@ REST = "rest"
 # Each try may read all of a session: what does not verify so often is a medium that is lost.
 TRIES = 4
 PIECE_TOKENS = 128
+# Sessions that llama.cpp has refused, and that are passed over; the oldest are forgotten.
+REFUSED_KEPT = 1024
 
 
 @dataclass
@@ -109,6 +112,7 @@ class States:
         self.llama = llama
         self.sequence = Sequence(llama)
         self.piece_tokens, self.min_tokens = piece_tokens, min_tokens
+        self._refused: deque[str] = deque(maxlen=REFUSED_KEPT)
         layout = self.sequence.layout
         shape = layout.shape if layout is not None else "recurrent"
         self.store = kvdepot.sessions.open(
@@ -183,21 +187,24 @@ class States:
         A state that can be cut may be of the whole prompt: its last token is computed once more.
         One that cannot is of all but the last at most.
         """
+        tokens = tokens[: self.sequence.room - 1]
         most = len(tokens) if self.sequence.can_be_cut else len(tokens) - 1
         if most < self.min_tokens:
             return None
         return best(
             self.store,
             tokens,
-            min(most, self.sequence.room - 1),
+            most,
             can_be_cut=self.sequence.can_be_cut,
             min_tokens=self.min_tokens,
             logger=logger,
+            passed_over=self._refused,
         )
 
     def restore(self, tokens: list[int]) -> int:
         """Make the Llama's state the longest stored beginning of these tokens; how many it has now,
-        0 where nothing is stored. What does not verify is not used: the next best is.
+        0 where nothing is stored. What does not verify is not used, nor what llama.cpp refuses: the
+        next best is.
 
         With sliding windows or recurrent layers the Llama may go on behind these tokens only; it
         cannot tell by itself that it must not go back further.
@@ -216,7 +223,7 @@ class States:
 
     def load(self, found: kvdepot.sessions.Found) -> bool:
         """Make the Llama's state that of a session. False where it does not verify, or llama.cpp
-        refuses it: then it is an empty one, or what it was."""
+        refuses it: then the Llama's is an empty one, or what it was, and `find` passes it over."""
         tokens = found.tokens
         if len(tokens) >= self.sequence.room:
             return False
@@ -234,13 +241,20 @@ class States:
             sizes = [(end - first) * layout.token_bytes for first, end in runs]
             pieces = [np.empty(size, np.uint8) for size in sizes]
         if not self.store.restore(found, pieces, objects)["whole"]:
+            logger.warning(
+                "a stored state of %d tokens does not verify, and is not used", len(tokens)
+            )
             return False
         if layout is not None:
             layout.write_head(state)
             if not isinstance(pieces, kvdepot.Spans):
                 for run, piece in zip(runs, pieces, strict=True):
                     layout.scatter(piece, *run, state)
-        return self.sequence.put(state, tokens)
+        if self.sequence.put(state, tokens):
+            return True
+        self._refused.append(found.id)
+        logger.warning("llama.cpp refuses a stored state of %d tokens: not used", len(tokens))
+        return False
 
 
 def spans_of(
