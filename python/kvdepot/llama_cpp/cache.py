@@ -16,14 +16,14 @@ import numpy as np
 from llama_cpp.llama import LlamaState
 
 import kvdepot
+import kvdepot.sessions
 from kvdepot.engine.weights import SAMPLED
+from kvdepot.llama_cpp.costs import FADING, Costs
 from kvdepot.llama_cpp.states import PIECE_TOKENS, TRIES, Snapshot, States
 from kvdepot.llama_cpp.writer import Writer
 
 logger = logging.getLogger("kvdepot.llama_cpp")
 
-# To bring a token back costs less than this part of computing it, on any machine that was measured.
-RESTORE_OVER_PREFILL = 16
 # What others have saved is looked for in at most this part of the time.
 REFRESH_SHARE = 1 / 20
 MIN_TOKENS = 32
@@ -71,6 +71,8 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
             salt=salt,
         )
         self._llama, self._depot = llama, depot
+        self.costs = Costs(llama)
+        """What decides between loading and computing."""
         self._writer = Writer(self._write, waiting_bytes)
         self._background = background
         self._closed = False
@@ -210,30 +212,40 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
 
     def _load(self, tokens: list[int], live: int) -> int:
         """Tokens that have come from the depot; 0 where it has not more than the Llama."""
-        worth = live + max(1, live // RESTORE_OVER_PREFILL)
-        if len(tokens) <= worth:
-            return 0
-        self._writer.wait_for(tokens, worth)
         states = self.states
-        found = states.find(tokens)
-        if (found is None or len(found.tokens) < len(tokens) - 1) and self._refresh():
-            found = states.find(tokens)
+        if len(tokens) <= live + 1:
+            # The last token is computed in any case.
+            return 0
+        self._writer.wait_for(tokens, live + 1)
+        found = states.find(tokens, live + 2)
+        missing = len(tokens) - 1 - (len(found.tokens) if found else live)
+        if missing > 0 and self._refresh(missing):
+            found = states.find(tokens, live + 2)
         for _ in range(TRIES):
-            count = len(found.tokens) if found else 0
-            if found is None or (count - live) * RESTORE_OVER_PREFILL < count:
+            if found is None:
                 return 0
+            count, nbytes = len(found.tokens), _bytes_of(found)
+            if not self.costs.pays(nbytes, count - live):
+                return 0
+            begin = time.monotonic()
             if states.load(found):
+                self.costs.loaded(nbytes, time.monotonic() - begin)
                 return count
             # What was there before may be gone.
             live = self._live(tokens)
-            found = states.find(tokens)
+            found = states.find(tokens, live + 2)
         return 0
 
-    def _refresh(self) -> bool:
-        """Look what others have saved, unless that was done just now."""
+    def _refresh(self, missing: int) -> bool:
+        """Look what others have saved, unless that was done just now, or takes longer than to
+        compute so many tokens."""
         last, took = self._refreshed
         now = time.monotonic()
         if now - last < took / REFRESH_SHARE:
+            return False
+        compute_s = self.costs.compute_s(missing)
+        if compute_s is not None and compute_s < took:
+            self._refreshed = (last, took * FADING)
             return False
         self.states.store.refresh()
         end = time.monotonic()
@@ -301,6 +313,11 @@ COUNTS = (
     "failed",
 )
 _COMPLETION = llama_cpp.Llama._create_completion.__code__
+
+
+def _bytes_of(found: kvdepot.sessions.Found) -> int:
+    pieces = sum(size for _, _, size in found.pieces)
+    return pieces + sum(size for _, size in found.objects)
 
 
 def _close(cache: weakref.ref[KvdepotCache]) -> None:

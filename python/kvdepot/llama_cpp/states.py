@@ -181,22 +181,24 @@ class States:
             "bytes_written": saved["bytes_written"],
         }
 
-    def find(self, tokens: list[int]) -> kvdepot.sessions.Found | None:
-        """The session with the most that is of use for a prompt.
+    def find(self, tokens: list[int], least: int = 1) -> kvdepot.sessions.Found | None:
+        """The session with the most that is of use for a prompt; None where that is less than
+        `least` tokens, or than `min_tokens`.
 
         A state that can be cut may be of the whole prompt: its last token is computed once more.
         One that cannot is of all but the last at most.
         """
         tokens = tokens[: self.sequence.room - 1]
         most = len(tokens) if self.sequence.can_be_cut else len(tokens) - 1
-        if most < self.min_tokens:
+        least = max(least, self.min_tokens)
+        if most < least:
             return None
         return best(
             self.store,
             tokens,
             most,
             can_be_cut=self.sequence.can_be_cut,
-            min_tokens=self.min_tokens,
+            min_tokens=least,
             logger=logger,
             passed_over=self._refused,
         )
