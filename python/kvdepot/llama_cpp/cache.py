@@ -27,6 +27,10 @@ logger = logging.getLogger("kvdepot.llama_cpp")
 # What others have saved is looked for in at most this part of the time.
 REFRESH_SHARE = 1 / 20
 MIN_TOKENS = 32
+# Of a prompt, the ends of so many turns are stored where a state cannot be cut.
+TURNS = 2
+# A template puts no more tokens in front of an answer.
+ANSWER_HEAD_TOKENS = 16
 WAITING_BYTES = 1 << 30
 
 
@@ -254,7 +258,8 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
 
     def _checkpoint(self, tokens: list[int], cached: int) -> None:
         """Compute a prompt but for its last token and store that: the next turn may begin with just
-        this, whatever its answer was, and a state that cannot be cut is of use at its end alone."""
+        this, whatever its answer was, and a state that cannot be cut is of use at its end alone.
+        The ends of turns inside are stored too: an edited message goes on from the one before."""
         llama = self._llama
         if len(tokens) - 1 - cached < self.states.min_tokens:
             return
@@ -263,8 +268,23 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
             llama.n_tokens = cached
         if cached == 0:
             self.states.sequence.forget()
-        llama.eval(tokens[llama.n_tokens : -1])
-        self.save("cold" if cached == 0 else "continued")
+        for end in [*self._ends_of_turns(tokens, cached), len(tokens) - 1]:
+            llama.eval(tokens[llama.n_tokens : end])
+            self.save("cold" if cached == 0 else "continued")
+
+    def _ends_of_turns(self, tokens: list[int], cached: int) -> list[int]:
+        """The ends of the last two turns behind what is cached: as chat templates have it, of the
+        last message, unless the answer is to follow it, and of the message before."""
+        vocab = llama_cpp.llama_model_get_vocab(self._llama.model)
+        marks = {token for token in set(tokens) if llama_cpp.llama_vocab_is_eog(vocab, token)}
+        ends = [at + 1 for at, token in enumerate(tokens) if token in marks][-TURNS:]
+        kept: list[int] = []
+        for end in ends:
+            before = kept[-1] if kept else cached
+            is_far = end - before >= self.states.min_tokens
+            if is_far and len(tokens) - end > ANSWER_HEAD_TOKENS:
+                kept.append(end)
+        return kept
 
     def _write(self, snapshot: Snapshot) -> None:
         try:
