@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: see 
 import kvdepot
 import numpy as np
 from kvdepot.llama_cpp import KvdepotCache, States
+from kvdepot.llama_cpp.scratch import folder
 from llama_child import logits_after, open_depot, tokens_of
 
 # Settings under which rows lie together, values lie transposed, or most of a state is a rest.
@@ -129,6 +132,36 @@ def test_a_state_that_finds_no_room_is_refused_before_it_is_copied(
         assert states.restore([*tokens, 7]) == 1500
         assert logits_after(llama) == logits
         cache.close()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma", "jamba"])
+def test_snapshots_hold_no_descriptor_and_free_their_memory(
+    kind: str, make_llama: Callable[..., Any], tmp_path: Path
+) -> None:
+    llama = make_llama(kind)
+    llama.eval(tokens_of(1000))
+
+    def mapped() -> int:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        return sum(f" {folder()}/" in line and line.endswith("(deleted)") for line in maps)
+
+    with open_depot(str(tmp_path / "depot")) as depot:
+        states = States(llama, depot)
+        states.save()
+        llama.eval(tokens_of(1100)[1000:])
+        files, before = len(os.listdir("/proc/self/fd")), mapped()
+        held = [states.snapshot() for _ in range(40)]
+        # The depot may open some of its own.
+        assert len(os.listdir("/proc/self/fd")) < files + 20
+        assert mapped() >= before + 40
+        states.write(held[0])
+        held.clear()
+        # A thread of the depot's may be the last to let go.
+        for _ in range(600):
+            if mapped() == before:
+                break
+            time.sleep(0.1)
+        assert mapped() == before
 
 
 def test_a_state_with_other_tokens_aside_is_the_llamas_own(

@@ -98,14 +98,14 @@ class Sequence:
         Raises kvdepot.InputError where the state is not one of all of the Llama's tokens, and as
         `take`.
         """
-        rest_bytes = self._rest_bytes()
+        rest_bytes = self._rest_bytes() if first > 0 else None
         if rest_bytes is not None:
             state = None if first == self.llama.n_tokens else self._data_of(first)
             layout = None if state is None else self._layout_of_run(state, first)
             if state is None or layout is not None:
                 rest = self._data(SEQUENCE, PART)[FRONT_BYTES:] if rest_bytes > 0 else None
                 return Rows(first, layout, state, rest)
-        # Whatever it is, that of all tokens is read as a whole, or refused.
+        # All of it, or what is no state of these tokens, which is refused.
         state = self.take()
         layout = self.layout_of(state)
         rest = state[len(state) - layout.rest_bytes :] if layout.rest_bytes > 0 else None

@@ -54,6 +54,9 @@ class Snapshot:
     def nbytes(self) -> int:
         """Bytes that it holds."""
         held = [memory for memory in (self.rows, self.rest) if memory is not None]
+        if len(held) == 2 and np.may_share_memory(*held):
+            # The rest ends the state of all tokens.
+            held.pop()
         return sum(int(memory.nbytes) for memory in held)
 
     def buffers(self, runs: list[tuple[int, int]]) -> Any:
