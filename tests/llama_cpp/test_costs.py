@@ -75,6 +75,19 @@ def test_a_medium_that_was_slow_is_passed_over_and_tried_again(
     cache.close()
 
 
+def test_a_state_that_the_llama_lacks_most_of_is_loaded_at_any_cost(
+    make_llama: Callable[..., Any], depot: kvdepot.Depot
+) -> None:
+    storing, llama = make_llama(), make_llama()
+    storing.eval(TOKENS)
+    States(storing, depot).save()
+    cache = KvdepotCache(llama, depot)
+    compute(llama, TOKENS[:800])
+    cache.costs.loaded(1700 * 1024, 600.0)
+    assert cache[[*TOKENS, 7, 8]].n_tokens == 1700
+    cache.close()
+
+
 def test_costs_are_those_that_were_measured(make_llama: Callable[..., Any]) -> None:
     llama = make_llama()
     costs = Costs(llama)

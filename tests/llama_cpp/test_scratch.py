@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -156,12 +155,8 @@ def test_snapshots_hold_no_descriptor_and_free_their_memory(
         assert mapped() >= before + 40
         states.write(held[0])
         held.clear()
-        # A thread of the depot's may be the last to let go.
-        for _ in range(600):
-            if mapped() == before:
-                break
-            time.sleep(0.1)
-        assert mapped() == before
+    # A thread of the depot's may have been the last to let go.
+    assert mapped() == before
 
 
 def test_a_state_with_other_tokens_aside_is_the_llamas_own(

@@ -223,13 +223,15 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
         self._writer.wait_for(tokens, live + 1)
         found = states.find(tokens, live + 2)
         missing = len(tokens) - 1 - (len(found.tokens) if found else live)
-        if missing > 0 and self._refresh(missing):
+        compute_s = self.costs.compute_s(missing) if 2 * missing < len(tokens) else None
+        if missing > 0 and self._refresh(compute_s):
             found = states.find(tokens, live + 2)
         for _ in range(TRIES):
             if found is None:
                 return 0
             count, nbytes = len(found.tokens), _bytes_of(found)
-            if not self.costs.pays(nbytes, count - live):
+            # To compute most of it by mistake costs more than any load: costs decide on less.
+            if 2 * live > count and not self.costs.pays(nbytes, count - live):
                 return 0
             begin = time.monotonic()
             if states.load(found):
@@ -240,14 +242,13 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
             found = states.find(tokens, live + 2)
         return 0
 
-    def _refresh(self, missing: int) -> bool:
+    def _refresh(self, compute_s: float | None) -> bool:
         """Look what others have saved, unless that was done just now, or takes longer than to
-        compute so many tokens."""
+        compute what is missing."""
         last, took = self._refreshed
         now = time.monotonic()
         if now - last < took / REFRESH_SHARE:
             return False
-        compute_s = self.costs.compute_s(missing)
         if compute_s is not None and compute_s < took:
             self._refreshed = (last, took * FADING)
             return False
