@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import Any
 
 import kvdepot
@@ -17,28 +18,43 @@ def best(
     can_be_cut: bool,
     min_tokens: int,
     logger: logging.Logger,
+    passed_over: Collection[str] = (),
 ) -> kvdepot.sessions.Found | None:
     """The session with the most that is of use for these tokens, at most `most` of them: it may be
-    longer than that by what is to be cut off. None where that is less than `min_tokens`.
+    longer than that by what is to be cut off. None where that is less than `min_tokens`. Those
+    whose names are in `passed_over` are of no use.
 
     A state that can be cut may go on from any of its tokens; one that cannot, from its last.
     """
     if not can_be_cut:
-        found = next(iter(store.lookup(tokens[:most], 1)), None)
+        found = _longest(store, tokens[:most], passed_over)
         return found if found and len(found.tokens) >= min_tokens else None
-    found = next(iter(store.lookup(tokens, 1)), None)
+    found = _longest(store, tokens, passed_over)
     usable = min(len(found.tokens), most) if found else 0
     # Pieces that another conversation, or a longer one, begins with are made a session of their
     # own: that writes a manifest.
     shared = store.prefix(tokens[:most])
     if shared > usable and shared >= min_tokens:
-        other = _session_of(store, tokens[:shared], logger)
+        other = _session_of(store, tokens[:shared], passed_over, logger)
         found, usable = (other, shared) if other else (found, usable)
     return found if usable >= min_tokens else None
 
 
+def _longest(
+    store: kvdepot.sessions.Sessions, tokens: list[int], passed_over: Collection[str]
+) -> kvdepot.sessions.Found | None:
+    found = next(iter(store.lookup(tokens, 1)), None)
+    if found is None or found.id not in passed_over:
+        return found
+    others = store.lookup(tokens, 1 + len(passed_over))
+    return next((other for other in others if other.id not in passed_over), None)
+
+
 def _session_of(
-    store: kvdepot.sessions.Sessions, tokens: list[int], logger: logging.Logger
+    store: kvdepot.sessions.Sessions,
+    tokens: list[int],
+    passed_over: Collection[str],
+    logger: logging.Logger,
 ) -> kvdepot.sessions.Found | None:
     def gone(runs: list[tuple[int, int]]) -> Any:
         raise LookupError(runs)
@@ -48,4 +64,4 @@ def _session_of(
     except (LookupError, kvdepot.Error) as error:
         logger.info("a beginning of %d tokens is not used: %r", len(tokens), error)
         return None
-    return next(iter(store.lookup(tokens, 1)), None)
+    return _longest(store, tokens, passed_over)

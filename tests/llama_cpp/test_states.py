@@ -70,7 +70,8 @@ def test_only_what_is_new_is_written(make_llama: Callable[..., Any], tmp_path: P
         llama.eval(tokens_of(1536)[1024:])
         new = states.snapshot()
         assert new is not None
-        assert new.nbytes == 512 * states.sequence.layout.token_bytes
+        # With a cell of 12 bytes a token, and the heads of the tables.
+        assert 0 <= new.nbytes - 512 * (states.sequence.layout.token_bytes + 12) < 512
         more = states.save()
         assert (more["cached_tokens"], more["cache_write_tokens"]) == (1024, 512)
         # With a manifest of five bytes a token at most.

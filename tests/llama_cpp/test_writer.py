@@ -31,7 +31,7 @@ def snapshot(tokens: list[int], nbytes: int = 10, rest: bool = False) -> Snapsho
     memory = np.zeros(nbytes, np.uint8)
     if rest:
         return Snapshot(tokens, "asked", "", 0, rest=memory)
-    return Snapshot(tokens, "asked", "", 0, {(0, len(tokens)): memory})
+    return Snapshot(tokens, "asked", "", 0, rows=memory)
 
 
 def busy(medium: Medium, writer: Writer) -> None:

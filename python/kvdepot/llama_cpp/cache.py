@@ -16,17 +16,21 @@ import numpy as np
 from llama_cpp.llama import LlamaState
 
 import kvdepot
+import kvdepot.sessions
 from kvdepot.engine.weights import SAMPLED
+from kvdepot.llama_cpp.costs import FADING, Costs
 from kvdepot.llama_cpp.states import PIECE_TOKENS, TRIES, Snapshot, States
 from kvdepot.llama_cpp.writer import Writer
 
 logger = logging.getLogger("kvdepot.llama_cpp")
 
-# To bring a token back costs less than this part of computing it, on any machine that was measured.
-RESTORE_OVER_PREFILL = 16
 # What others have saved is looked for in at most this part of the time.
 REFRESH_SHARE = 1 / 20
 MIN_TOKENS = 32
+# Of a prompt, the ends of so many turns are stored where a state cannot be cut.
+TURNS = 2
+# A template puts no more tokens in front of an answer.
+ANSWER_HEAD_TOKENS = 16
 WAITING_BYTES = 1 << 30
 
 
@@ -55,8 +59,8 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
     ) -> None:
         """A cache for `llama`, a llama_cpp.Llama, in `depot`.
 
-        Without `background` a completion ends when its state is stored. Of what waits to be written
-        at most `waiting_bytes` are in memory, or one state's. The others are those of
+        Without `background` a completion ends when its state is stored. What waits to be written
+        has at most `waiting_bytes` in temporary files, or one state's. The others are those of
         `kvdepot.llama_cpp.States`.
 
         Raises kvdepot.InputError for models whose states are not handled.
@@ -71,6 +75,8 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
             salt=salt,
         )
         self._llama, self._depot = llama, depot
+        self.costs = Costs(llama)
+        """What decides between loading and computing."""
         self._writer = Writer(self._write, waiting_bytes)
         self._background = background
         self._closed = False
@@ -210,31 +216,41 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
 
     def _load(self, tokens: list[int], live: int) -> int:
         """Tokens that have come from the depot; 0 where it has not more than the Llama."""
-        worth = live + max(1, live // RESTORE_OVER_PREFILL)
-        if len(tokens) <= worth:
-            return 0
-        self._writer.wait_for(tokens, worth)
         states = self.states
-        found = states.find(tokens)
-        if (found is None or len(found.tokens) < len(tokens) - 1) and self._refresh():
-            found = states.find(tokens)
+        if len(tokens) <= live + 1:
+            # The last token is computed in any case.
+            return 0
+        self._writer.wait_for(tokens, live + 1)
+        found = states.find(tokens, live + 2)
+        missing = len(tokens) - 1 - (len(found.tokens) if found else live)
+        compute_s = self.costs.compute_s(missing) if 2 * missing < len(tokens) else None
+        if missing > 0 and self._refresh(compute_s):
+            found = states.find(tokens, live + 2)
         for _ in range(TRIES):
-            count = len(found.tokens) if found else 0
-            if found is None or (count - live) * RESTORE_OVER_PREFILL < count:
+            if found is None:
                 return 0
+            count, nbytes = len(found.tokens), _bytes_of(found)
+            # To compute most of it by mistake costs more than any load: costs decide on less.
+            if 2 * live > count and not self.costs.pays(nbytes, count - live):
+                return 0
+            begin = time.monotonic()
             if states.load(found):
+                self.costs.loaded(nbytes, time.monotonic() - begin)
                 return count
-            logger.warning("a stored state of %d tokens does not verify, and is not used", count)
             # What was there before may be gone.
             live = self._live(tokens)
-            found = states.find(tokens)
+            found = states.find(tokens, live + 2)
         return 0
 
-    def _refresh(self) -> bool:
-        """Look what others have saved, unless that was done just now."""
+    def _refresh(self, compute_s: float | None) -> bool:
+        """Look what others have saved, unless that was done just now, or takes longer than to
+        compute what is missing."""
         last, took = self._refreshed
         now = time.monotonic()
         if now - last < took / REFRESH_SHARE:
+            return False
+        if compute_s is not None and compute_s < took:
+            self._refreshed = (last, took * FADING)
             return False
         self.states.store.refresh()
         end = time.monotonic()
@@ -243,7 +259,8 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
 
     def _checkpoint(self, tokens: list[int], cached: int) -> None:
         """Compute a prompt but for its last token and store that: the next turn may begin with just
-        this, whatever its answer was, and a state that cannot be cut is of use at its end alone."""
+        this, whatever its answer was, and a state that cannot be cut is of use at its end alone.
+        The ends of turns inside are stored too: an edited message goes on from the one before."""
         llama = self._llama
         if len(tokens) - 1 - cached < self.states.min_tokens:
             return
@@ -252,8 +269,23 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
             llama.n_tokens = cached
         if cached == 0:
             self.states.sequence.forget()
-        llama.eval(tokens[llama.n_tokens : -1])
-        self.save("cold" if cached == 0 else "continued")
+        for end in [*self._ends_of_turns(tokens, cached), len(tokens) - 1]:
+            llama.eval(tokens[llama.n_tokens : end])
+            self.save("cold" if cached == 0 else "continued")
+
+    def _ends_of_turns(self, tokens: list[int], cached: int) -> list[int]:
+        """The ends of the last two turns behind what is cached: as chat templates have it, of the
+        last message, unless the answer is to follow it, and of the message before."""
+        vocab = llama_cpp.llama_model_get_vocab(self._llama.model)
+        marks = {token for token in set(tokens) if llama_cpp.llama_vocab_is_eog(vocab, token)}
+        ends = [at + 1 for at, token in enumerate(tokens) if token in marks][-TURNS:]
+        kept: list[int] = []
+        for end in ends:
+            before = kept[-1] if kept else cached
+            is_far = end - before >= self.states.min_tokens
+            if is_far and len(tokens) - end > ANSWER_HEAD_TOKENS:
+                kept.append(end)
+        return kept
 
     def _write(self, snapshot: Snapshot) -> None:
         try:
@@ -302,6 +334,11 @@ COUNTS = (
     "failed",
 )
 _COMPLETION = llama_cpp.Llama._create_completion.__code__
+
+
+def _bytes_of(found: kvdepot.sessions.Found) -> int:
+    pieces = sum(size for _, _, size in found.pieces)
+    return pieces + sum(size for _, size in found.objects)
 
 
 def _close(cache: weakref.ref[KvdepotCache]) -> None:

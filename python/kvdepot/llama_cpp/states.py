@@ -8,7 +8,8 @@ with. What does not grow so, the window or the recurrent state, is an object of 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ import numpy as np
 import kvdepot
 import kvdepot.sessions
 from kvdepot._beginnings import best
+from kvdepot._native import LlamaLayout
 from kvdepot.engine.weights import SAMPLED
 from kvdepot.llama_cpp import identity
-from kvdepot.llama_cpp.sequence import Bytes, Sequence
+from kvdepot.llama_cpp.scratch import Bytes, scratch
+from kvdepot.llama_cpp.sequence import Sequence
 from kvdepot.transformers.refusal import refused
 
 logger = logging.getLogger("kvdepot.llama_cpp")
@@ -28,25 +31,51 @@ REST = "rest"
 # Each try may read all of a session: what does not verify so often is a medium that is lost.
 TRIES = 4
 PIECE_TOKENS = 128
+# Sessions that llama.cpp has refused, and that are passed over; the oldest are forgotten.
+REFUSED_KEPT = 1024
 
 
 @dataclass
 class Snapshot:
-    """What is new of a state, in memory of its own."""
+    """What is new of a state, in scratch files."""
 
     tokens: list[int]
     reason: str
     note: str
     context_tokens: int
-    pieces: dict[tuple[int, int], Bytes] = field(default_factory=dict)
-    """The rows of runs of tokens, first and behind the last."""
+    rows: Bytes | None = None
+    """A state of the tokens from `first` on."""
+    first: int = 0
+    layout: LlamaLayout | None = None
+    """Where rows lie in it."""
     rest: Bytes | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes that it holds."""
-        rest = [] if self.rest is None else [self.rest]
-        return sum(int(memory.nbytes) for memory in [*rest, *self.pieces.values()])
+        held = [memory for memory in (self.rows, self.rest) if memory is not None]
+        if len(held) == 2 and np.may_share_memory(*held):
+            # The rest ends the state of all tokens.
+            held.pop()
+        return sum(int(memory.nbytes) for memory in held)
+
+    def buffers(self, runs: list[tuple[int, int]]) -> Any:
+        """The rows of runs of tokens, as (first, behind the last).
+
+        Raises KeyError for rows that it does not have.
+        """
+        if not runs:
+            return []
+        if self.rows is None or self.layout is None or runs[0][0] < self.first:
+            raise KeyError(runs[0])
+        runs = [(first - self.first, end - self.first) for first, end in runs]
+        if (spans := spans_of(self.layout, self.rows, runs)) is not None:
+            return spans
+        sizes = [(end - first) * self.layout.token_bytes for first, end in runs]
+        pieces = np.split(scratch(sum(sizes)), np.cumsum(sizes)[:-1])
+        for run, piece in zip(runs, pieces, strict=True):
+            self.layout.gather(self.rows, *run, piece)
+        return pieces
 
 
 class States:
@@ -86,6 +115,7 @@ class States:
         self.llama = llama
         self.sequence = Sequence(llama)
         self.piece_tokens, self.min_tokens = piece_tokens, min_tokens
+        self._refused: deque[str] = deque(maxlen=REFUSED_KEPT)
         layout = self.sequence.layout
         shape = layout.shape if layout is not None else "recurrent"
         self.store = kvdepot.sessions.open(
@@ -120,30 +150,22 @@ class States:
         stored = self.store.prefix(tokens)
         if self.sequence.can_be_cut and stored == len(tokens):
             return snapshot
-        state = self.sequence.take()
         if self.sequence.is_recurrent:
-            snapshot.rest = state.copy()
+            snapshot.rest = self.sequence.take()
             return snapshot
-        layout = self.sequence.layout_of(state)
-        if layout.rest_bytes > 0:
-            snapshot.rest = state[len(state) - layout.rest_bytes :].copy()
         first = stored if stored == len(tokens) else stored - stored % self.piece_tokens
-        room: Bytes = np.empty((len(tokens) - first) * layout.token_bytes, np.uint8)
-        while first < len(tokens):
-            end = min(first + self.piece_tokens, len(tokens))
-            piece, room = np.split(room, [(end - first) * layout.token_bytes])
-            layout.gather(state, first, end, piece)
-            snapshot.pieces[first, end] = piece
-            first = end
+        taken = self.sequence.take_rows(first)
+        snapshot.first, snapshot.layout = taken.first, taken.layout
+        snapshot.rows, snapshot.rest = taken.state, taken.rest
         return snapshot
 
     def write(self, snapshot: Snapshot) -> dict[str, Any]:
         """Store a snapshot. As `save`; beside other calls, too."""
 
-        def rows(runs: list[tuple[int, int]]) -> list[Any]:
+        def rows(runs: list[tuple[int, int]]) -> Any:
             if self.sequence.is_recurrent:
                 return [bytes(end - first) for first, end in runs]
-            return [snapshot.pieces[run] for run in runs]
+            return snapshot.buffers(runs)
 
         try:
             saved = self.store.save(
@@ -162,27 +184,32 @@ class States:
             "bytes_written": saved["bytes_written"],
         }
 
-    def find(self, tokens: list[int]) -> kvdepot.sessions.Found | None:
-        """The session with the most that is of use for a prompt.
+    def find(self, tokens: list[int], least: int = 1) -> kvdepot.sessions.Found | None:
+        """The session with the most that is of use for a prompt; None where that is less than
+        `least` tokens, or than `min_tokens`.
 
         A state that can be cut may be of the whole prompt: its last token is computed once more.
         One that cannot is of all but the last at most.
         """
+        tokens = tokens[: self.sequence.room - 1]
         most = len(tokens) if self.sequence.can_be_cut else len(tokens) - 1
-        if most < self.min_tokens:
+        least = max(least, self.min_tokens)
+        if most < least:
             return None
         return best(
             self.store,
             tokens,
-            min(most, self.sequence.room - 1),
+            most,
             can_be_cut=self.sequence.can_be_cut,
-            min_tokens=self.min_tokens,
+            min_tokens=least,
             logger=logger,
+            passed_over=self._refused,
         )
 
     def restore(self, tokens: list[int]) -> int:
         """Make the Llama's state the longest stored beginning of these tokens; how many it has now,
-        0 where nothing is stored. What does not verify is not used: the next best is.
+        0 where nothing is stored. What does not verify is not used, nor what llama.cpp refuses: the
+        next best is.
 
         With sliding windows or recurrent layers the Llama may go on behind these tokens only; it
         cannot tell by itself that it must not go back further.
@@ -201,7 +228,7 @@ class States:
 
     def load(self, found: kvdepot.sessions.Found) -> bool:
         """Make the Llama's state that of a session. False where it does not verify, or llama.cpp
-        refuses it: then it is an empty one, or what it was."""
+        refuses it: then the Llama's is an empty one, or what it was, and `find` passes it over."""
         tokens = found.tokens
         if len(tokens) >= self.sequence.room:
             return False
@@ -215,19 +242,32 @@ class States:
         objects = [state[size - rest_bytes :]] if rest_bytes else []
         if layout is None:
             pieces: Any = [np.empty(end - first, np.uint8) for first, end in runs]
-        elif all(units == 1 for _, _, units in layout.tables):
-            # Rows come to where they belong.
-            base = state.ctypes.data
-            tables = [(base + start, row, row) for start, row, _ in layout.tables]
-            pieces = kvdepot.Spans(tables, [range(*run) for run in runs], owner=state)
-        else:
+        elif (pieces := spans_of(layout, state, runs)) is None:
             sizes = [(end - first) * layout.token_bytes for first, end in runs]
             pieces = [np.empty(size, np.uint8) for size in sizes]
         if not self.store.restore(found, pieces, objects)["whole"]:
+            logger.warning(
+                "a stored state of %d tokens does not verify, and is not used", len(tokens)
+            )
             return False
         if layout is not None:
             layout.write_head(state)
             if not isinstance(pieces, kvdepot.Spans):
                 for run, piece in zip(runs, pieces, strict=True):
                     layout.scatter(piece, *run, state)
-        return self.sequence.put(state, tokens)
+        if self.sequence.put(state, tokens):
+            return True
+        self._refused.append(found.id)
+        logger.warning("llama.cpp refuses a stored state of %d tokens: not used", len(tokens))
+        return False
+
+
+def spans_of(
+    layout: LlamaLayout, state: Bytes, runs: list[tuple[int, int]]
+) -> kvdepot.Spans | None:
+    """The rows of runs of tokens where they lie in a state; None for transposed values."""
+    if any(units != 1 for _, _, units in layout.tables):
+        return None
+    base = state.ctypes.data
+    tables = [(base + start, row, row) for start, row, _ in layout.tables]
+    return kvdepot.Spans(tables, [range(*run) for run in runs], owner=state)

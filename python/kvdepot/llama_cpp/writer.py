@@ -1,4 +1,4 @@
-"""Snapshots are written beside the decoder, by one thread and with bounded memory."""
+"""Snapshots are written beside the decoder, by one thread; what waits is bounded."""
 
 from __future__ import annotations
 
