@@ -186,6 +186,7 @@ bench: build ## This machine's limits, what kvdepot reaches, and the ratio
 	$(CARGO_TARGET_DIR)/release/kvdepot bench cluster $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench files $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench index $(BENCH_FLAGS)
+	$(CARGO_TARGET_DIR)/release/kvdepot bench pressure $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench reopen $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench transfer $(BENCH_FLAGS)
 	$(BIN)/python -m kvdepot.bench index $(BENCH_FLAGS)

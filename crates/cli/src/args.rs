@@ -1,9 +1,11 @@
 //! The command line, declared once: what parses it also writes its help and its reference page.
 
 mod alloc;
+mod churn;
 mod cluster;
 mod cuda;
 mod files;
+mod pressure;
 mod quarantine;
 mod scale;
 mod session;
@@ -18,9 +20,11 @@ use kvdepot_store::Key;
 use kvdepot_store::config::size;
 
 pub(crate) use alloc::Alloc;
+pub(crate) use churn::Churn;
 pub(crate) use cluster::Cluster;
 pub(crate) use cuda::Cuda;
 pub(crate) use files::Files;
+pub(crate) use pressure::Pressure;
 pub(crate) use quarantine::{Quarantine, QuarantineCommand};
 pub(crate) use scale::{Scale, Task};
 pub(crate) use session::{InDepot, Restored, Saved, Session, SessionCommand};
@@ -214,6 +218,19 @@ pub(crate) enum Bench {
     ///
     /// Metric: lookups, in keys a second; every key is found, in random order.
     Index(Index),
+    /// What prompts and calls that are large do to the others.
+    ///
+    /// Blocks have 4 KiB, and prompts come as an engine stores them, in calls of 16 blocks that say
+    /// what they continue. Metrics: head_kept, the part of a prompt that is still found while
+    /// prompts of a half of the tier, all of it and twice as much pass, and it is asked for once
+    /// between two of them; small_p99_ms, what 99 % of the gets, puts and lookups of one block, and
+    /// of the statistics, do not exceed beside calls of so many keys, whose limit in a tier of
+    /// files is a plain read of 4 KiB beside as large files that others write; call_ms, what a call
+    /// of so many keys takes (reserve with the giving back, and put_beyond into a tier that has
+    /// room for an eighth of them); and token_hit_rate, the part of the requests' blocks that are
+    /// there in a tier that holds a fifth of them, with a document of 1.5 times the tier in every
+    /// hundred requests, whose limit is the same without documents.
+    Pressure(Pressure),
     /// Opening an arena whose owner was killed, until its first block is served.
     ///
     /// Metrics: open, from the start of the opening until the first block is served, and
@@ -382,23 +399,6 @@ fn share(text: &str) -> Result<(usize, usize), String> {
     let (share, of) = text.split_once('/').ok_or("two numbers and a slash")?;
     let number = |text: &str| text.parse::<usize>().map_err(|error| error.to_string());
     Ok((number(share)?, number(of)?.max(1)))
-}
-
-/// Options of `churn`.
-#[derive(clap::Args)]
-pub(crate) struct Churn {
-    /// 300 requests.
-    #[arg(long)]
-    pub(crate) quick: bool,
-    /// Requests; 3,277 unless given.
-    #[arg(long, value_name = "COUNT", conflicts_with = "trace")]
-    pub(crate) requests: Option<usize>,
-    /// A file of requests instead, as for `alloc`.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) trace: Option<PathBuf>,
-    /// Where the arena is made, and removed again; the directory for temporary files unless given.
-    #[arg(long, value_name = "PATH")]
-    pub(crate) dir: Option<PathBuf>,
 }
 
 /// Options of `index`.

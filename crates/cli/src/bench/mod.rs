@@ -9,6 +9,7 @@ mod index;
 mod media;
 mod memory;
 mod plain;
+mod pressure;
 mod random;
 mod reopen;
 mod report;
@@ -60,6 +61,7 @@ pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<
         Bench::Cuda(args) => ("bench cuda", cuda::cases(args)),
         Bench::Files(args) => ("bench files", files::cases(args)),
         Bench::Index(_) => ("bench index", index::CASES),
+        Bench::Pressure(args) => ("bench pressure", pressure::cases(args)),
         Bench::Reopen(_) => ("bench reopen", reopen::CASES),
         Bench::Scale(args) => ("bench scale", scale::cases(args)),
         Bench::Session(args) => ("bench session", session::cases(args)),
@@ -80,6 +82,7 @@ pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<
         Bench::Cuda(args) => cuda::run(args, &mut report),
         Bench::Files(args) => files::run(args, &mut report),
         Bench::Index(args) => index::run(args, &mut report),
+        Bench::Pressure(args) => pressure::run(args, &mut report),
         Bench::Reopen(args) => reopen::run(args, program, &mut report),
         Bench::Scale(args) => scale::run(args, program, &mut report),
         Bench::Session(args) => session::run(args, &mut report),

@@ -571,3 +571,28 @@ fn bench_churn_counts_what_is_stored_and_served_beside_exact_lru() {
     assert_eq!((status, rows.len()), (0, 12));
     assert_eq!(left(&home), Vec::<String>::new());
 }
+
+#[test]
+fn bench_pressure_says_what_large_prompts_and_calls_do_to_the_others() {
+    let home = Home::new();
+    let dir = home.dir.path().to_str().unwrap();
+    let trace = home.dir.path().join("trace");
+    let lines: Vec<String> = (0..300)
+        .map(|at| json!({"hash_ids": [0, 1, at % 20 + 2]}).to_string())
+        .collect();
+    std::fs::write(&trace, lines.join("\n")).unwrap();
+    let trace = trace.to_str().unwrap();
+    let args = [
+        "bench", "pressure", "--quick", "--dir", dir, "--trace", trace, "--tier", "Dax",
+    ];
+    let (status, rows) = home.json(&args);
+    assert_eq!(status, 0);
+    check_fields(&rows, "pressure");
+    let of = |metric: &str| rows.iter().filter(|row| row["metric"] == metric).count();
+    let metrics = ["head_kept", "small_p99_ms", "call_ms", "token_hit_rate"];
+    assert_eq!(metrics.map(of), [2, 16, 12, 1]);
+    for row in rows.iter().filter(|row| row["metric"] == "head_kept") {
+        assert_eq!(row["value"], 1.0, "{row}");
+    }
+    assert_eq!(left(&home), Vec::<String>::new());
+}

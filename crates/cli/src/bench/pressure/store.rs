@@ -1,0 +1,157 @@
+//! A depot that is under pressure, and the memory that calls copy from and to.
+
+use std::path::Path;
+use std::time::Duration;
+
+use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, Key, Namespace};
+use serde_json::{Value, json};
+
+use crate::bench::media::spec;
+use crate::bench::report::Row;
+use crate::error::Error;
+use crate::leftovers::Scratch;
+
+/// Bytes of a block's payload.
+pub(super) const BLOCK: usize = 4096;
+
+/// Longest wait for writes that are under way.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Blocks of a call with which an engine stores a part of a prompt.
+pub(super) const STEP: usize = 16;
+
+/// Whether blocks of the last tier are files.
+pub(super) fn is_of_files(tier: &str) -> bool {
+    tier.ends_with("Posix")
+}
+
+/// A depot that is new and has room for so many blocks in its last tier.
+pub(super) struct Store {
+    pub(super) depot: Depot,
+    pub(super) ns: Namespace,
+    /// What it is made in, and goes with it.
+    _scratch: Scratch,
+}
+
+impl Store {
+    pub(super) fn new(
+        dir: &Path,
+        tier: &str,
+        blocks: u64,
+        admission: &str,
+    ) -> Result<Store, Error> {
+        let scratch = Scratch::new(dir)?;
+        let config = Config::new(tier, &settings(scratch.path(), tier, blocks, admission))?;
+        let depot = kvdepot_service::open(&config)?;
+        let ns = depot.namespace(&spec())?;
+        Ok(Store {
+            depot,
+            ns,
+            _scratch: scratch,
+        })
+    }
+
+    /// Stores blocks whose bytes are all these, one call for all.
+    pub(super) fn put(
+        &self,
+        after: Option<Key>,
+        keys: &[Key],
+        payload: &Buffer,
+    ) -> Result<(), Error> {
+        let buffers = BlockBuffers::whole(keys.iter().map(|_| payload.clone()));
+        self.ns
+            .put_after(after, keys.to_vec(), buffers)?
+            .wait(None)?;
+        Ok(())
+    }
+
+    /// Waits until all is in the last tier that goes there.
+    pub(super) fn drain(&self) -> Result<(), Error> {
+        match self.depot.drain(PATIENCE) {
+            true => Ok(()),
+            false => Err(Error::Bench("writes did not end within a minute".into())),
+        }
+    }
+
+    /// Does what an engine does with a prompt: it loads the blocks that are there, and stores the
+    /// others in the calls of its steps. Returns how many were there.
+    pub(super) fn serve(&self, keys: &[Key], memory: &Memory) -> Result<usize, Error> {
+        let there = self.ns.prefix(keys)?;
+        for some in keys[..there].chunks(memory.blocks) {
+            let buffers = memory.buffers(some.len())?;
+            self.ns.get(some.to_vec(), buffers)?.wait(None)?;
+        }
+        let mut after = there.checked_sub(1).map(|last| keys[last]);
+        for some in keys[there..].chunks(STEP) {
+            self.put(after, some, &memory.payload)?;
+            after = some.last().copied();
+        }
+        Ok(there)
+    }
+}
+
+/// The caller's memory.
+pub(super) struct Memory {
+    /// What is stored.
+    pub(super) payload: Buffer,
+    /// Where blocks are loaded to.
+    loaded: Buffer,
+    pub(super) blocks: usize,
+}
+
+impl Memory {
+    pub(super) fn new(blocks: usize) -> Memory {
+        Memory {
+            payload: Buffer::from_vec(vec![7; BLOCK]),
+            loaded: Buffer::from_vec(vec![0; blocks * BLOCK]),
+            blocks,
+        }
+    }
+
+    pub(super) fn buffers(&self, count: usize) -> Result<BlockBuffers, Error> {
+        let mut buffers = BlockBuffers::default();
+        for at in 0..count {
+            let piece = self.loaded.slice(at * BLOCK, BLOCK);
+            buffers.push([piece.map_err(kvdepot_store::Error::from)?]);
+        }
+        Ok(buffers)
+    }
+}
+
+fn settings(dir: &Path, tier: &str, blocks: u64, admission: &str) -> Value {
+    let block = BLOCK as u64;
+    // Its table, and what aligning the data takes.
+    let arena = json!({
+        "path": dir.join("arena"), "records": blocks,
+        "capacity": blocks * (block + 128) + (4 << 20),
+    });
+    // A block in front of files takes its bytes, and one in a file a header besides.
+    let near = if tier == "Cache" { blocks } else { blocks / 4 };
+    let mut settings = json!({"admission": admission, "socket": "off"});
+    for name in tier.split('|') {
+        match name {
+            "Cache" => settings["cache"] = json!({"capacity": near * block}),
+            "Posix" => {
+                settings["posix"] = json!({
+                    "path": dir.join("files"), "capacity": 2 * blocks * block,
+                });
+            }
+            _ => settings[name.to_lowercase()] = arena.clone(),
+        }
+    }
+    settings
+}
+
+pub(super) fn row(metric: &'static str, unit: &'static str, case: Value, value: f64) -> Row {
+    Row {
+        bench: "pressure",
+        case,
+        metric,
+        unit,
+        value,
+        limit: None,
+        ratio: None,
+        rounds: 1,
+        limit_name: None,
+    }
+}
