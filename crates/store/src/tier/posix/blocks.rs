@@ -75,9 +75,14 @@ impl Common {
     }
 
     /// Opens a block's file and pins it. It is the one at `index` of a call.
-    pub(super) fn find(&self, name: &Identity, index: usize, slot: Permits) -> Option<Pinned> {
+    pub(super) fn find(
+        &self,
+        name: &Identity,
+        used: (usize, i64),
+        slot: Permits,
+    ) -> Option<Pinned> {
         let (_, turn) = self.filter.of(std::iter::empty());
-        let found = self.open.adopt(name, index, slot);
+        let found = self.open.adopt(name, used, slot);
         let place = found.unwrap_or_else(|error| {
             tracing::debug!(%error, key = %name.key, "a block's file cannot be read");
             None

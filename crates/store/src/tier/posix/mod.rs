@@ -216,11 +216,13 @@ impl Tier for Posix {
             reply.in_turn(reads.pulse());
             let parts = reply.in_parts(count, told);
             let permits = Mutex::new(permits);
+            // All of a question are used at one time, so that a tail is older than its head.
+            let now = common.folder.now();
             let find = {
                 let parts = parts.clone();
                 move |(at, name)| {
                     let slot = permits.lock().take();
-                    let found = slot.and_then(|slot| common.find(&name, at, slot));
+                    let found = slot.and_then(|slot| common.find(&name, (at, now), slot));
                     parts.note(at, found);
                 }
             };

@@ -130,11 +130,12 @@ impl Open {
         self.keys.is_some()
     }
 
-    /// Pins the block in a file, if it is the one of that name, whole, and its user's own.
+    /// Pins the block in a file, if it is the one of that name, whole, and its user's own. It is
+    /// `used` as the one at that index of a question, at that time.
     pub(super) fn adopt(
         &self,
         name: &Identity,
-        index: usize,
+        used: (usize, i64),
         slot: Permits,
     ) -> Result<Option<Place>, Error> {
         if !self.proves(name.namespace) {
@@ -166,9 +167,9 @@ impl Open {
             mac,
         }) = note.filter(|note| fits(note.len))
         else {
-            return self.adopt_unseen((name, index), (file, slot), &seen);
+            return self.adopt_unseen((name, used), (file, slot), &seen);
         };
-        self.mark_used((name, index), &file, &seen);
+        self.mark_used((name, used), &file, &seen);
         let place = Place {
             len,
             parts,
@@ -182,7 +183,7 @@ impl Open {
     /// As [`Open::adopt`], of a file whose header has to be read.
     fn adopt_unseen(
         &self,
-        (name, index): (&Identity, usize),
+        (name, used): (&Identity, (usize, i64)),
         (file, slot): (BlockFile, Permits),
         seen: &Seen,
     ) -> Result<Option<Place>, Error> {
@@ -221,7 +222,7 @@ impl Open {
             }
             return Ok(None);
         };
-        self.mark_used((name, index), &file, seen);
+        self.mark_used((name, used), &file, seen);
         let place = Place {
             len: header.len,
             parts: header.parts,

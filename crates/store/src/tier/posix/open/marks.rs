@@ -11,11 +11,10 @@ impl Open {
     /// been replaced since, as far as that is possible.
     pub(super) fn mark_used(
         &self,
-        (name, index): (&Identity, usize),
+        (name, (index, now)): (&Identity, (usize, i64)),
         file: &BlockFile,
         seen: &Seen,
     ) {
-        let now = self.folder.now();
         let time = self.uses.note(name, index, now);
         if i128::from(now) - seen.changed > self.usage.marking_interval()
             && let Ok(fd) = file.raw().fd()
