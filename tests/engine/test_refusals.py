@@ -360,7 +360,6 @@ class TestEngineConfiguration:
         with pytest.raises(kvdepot.ConfigError, match=r"/dev/dax0\.0.*one device"):
             with_own_arena({"dax": {"path": "/dev/dax0.0"}}, 1)
 
-
     def test_data_parallel_engines_of_a_host_divide_its_defaults(self) -> None:
         from kvdepot.vllm import settings as vllm_settings
 

@@ -147,8 +147,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         Kind::Count,
         "1",
         "Number of depots of this host that take default capacities, 1 to 1024: each gets so small a \
-        part of the memory and of the free disk. An arena that exists keeps its size. vLLM's connector \
-        gives the number of data-parallel engines.",
+        part of the memory and of the free disk. An arena that exists keeps its size. vLLM's \
+        connector gives the number of data-parallel engines.",
     ),
     OptionSpec::new(
         "",

@@ -218,7 +218,7 @@ fn pins_of_a_commit_that_is_answered_too_late_end() {
     let mood = Arc::new(Mood::default());
     let kinds = slow_files(&mood).with(files::kind());
     let dir = tempfile::tempdir().unwrap();
-    let settings = json!({"tier_timeout": "50ms"});
+    let settings = json!({"tier_timeout": "2s"});
     let depot = open_with(&kinds, "Slow|Files", &dir, settings);
     let ns = namespace(&depot);
     mood.commit_delay.store(NEVER, Ordering::Relaxed);
