@@ -40,7 +40,7 @@ use crate::parts::{self, Part};
 use crate::place::{Place, Token};
 use crate::roll::Roll;
 use crate::stats::{Counters, TierStats};
-use crate::turnover::Turnover;
+use crate::turnover::{EvictionLimit, Turnover};
 use crate::under_way::UnderWay;
 
 /// A medium with its allocator, index and, where it outlives the process, its record table.
@@ -115,8 +115,8 @@ pub(crate) struct State {
     pub(crate) promised: (u64, u64),
     /// Holes that are being made: all that is free is spoken for, lest somebody fill one.
     pub(crate) digs: u64,
-    /// Whether blocks had to be evicted for others.
-    pub(crate) pressed: bool,
+    /// Which blocks may be evicted ahead of need, where blocks had to be evicted for others.
+    pub(crate) need: Option<EvictionLimit>,
     /// Extents that are not used again, because the medium failed under them.
     pub(crate) lost: Vec<(u64, u64)>,
     /// How often it had failed when that was looked for in what is free.
@@ -322,7 +322,7 @@ impl State {
             burials: UnderWay::default(),
             commits: UnderWay::default(),
             set_aside: 0,
-            pressed: false,
+            need: None,
             promised: (0, 0),
             digs: 0,
             lost: Vec::new(),

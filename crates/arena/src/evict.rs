@@ -8,12 +8,12 @@ use std::sync::atomic::Ordering;
 use crate::bind::Fallen;
 use crate::body::{Arena, State};
 use crate::bury::{BATCH, BITE, Dying, Victim};
-use crate::eviction_limit::EvictionLimit;
 use crate::format::GRANULE;
 use crate::format::record::EXTENTS_MAX;
 use crate::held::Guard;
 use crate::index::{Oldest, Stage};
 use crate::place::Wanted;
+use crate::turnover::EvictionLimit;
 
 /// How far eviction runs ahead of need: one part in 64 of the arena (1.6 %, within the 2 % that
 /// the protocol allows), so that a put in a full arena does not evict for each block alone and
@@ -54,35 +54,39 @@ impl Arena {
     /// Evicts ahead of need what one burial takes, where there was need before. False when there
     /// is nothing to do.
     pub fn evict_ahead(&self) -> bool {
-        self.evict_some_ahead(false)
+        self.evict_some_ahead(None)
     }
 
-    /// As [`Arena::evict_ahead`], where there was need on a device beside this one.
-    pub fn evict_ahead_for_all(&self) -> bool {
-        self.evict_some_ahead(true)
+    /// As [`Arena::evict_ahead`], where there was need on a device beside this one: which blocks
+    /// may be evicted for it.
+    pub fn evict_ahead_for_all(&self, need: EvictionLimit) -> bool {
+        self.evict_some_ahead(Some(need))
     }
 
-    /// Whether blocks had to go here for others; whoever asks sees to it.
-    pub fn hear_need(&self) -> bool {
+    /// Which blocks may be evicted ahead of need, where blocks had to be evicted here for others;
+    /// whoever asks sees to it.
+    pub fn hear_need(&self) -> Option<EvictionLimit> {
         self.low.store(false, Ordering::Relaxed);
-        self.state.lock().pressed
+        self.state.lock().need
     }
 
-    fn evict_some_ahead(&self, needed: bool) -> bool {
+    fn evict_some_ahead(&self, need: Option<EvictionLimit>) -> bool {
         self.low.store(false, Ordering::Relaxed);
         if self.closed_to_writes().is_some() {
             return false;
         }
         let mut state = self.state.lock();
-        state.pressed |= needed;
+        state.need = state.need.max(need);
         self.await_burials(&mut state);
         let (bytes, slots) = (state.pool.free_bytes(), state.records.vacant());
         let (bytes_wanted, slots_wanted) = (self.with_ahead(0), self.slots_ahead());
-        if !state.pressed || (bytes >= bytes_wanted && slots >= slots_wanted) {
+        let (Some(limit), false) = (state.need, bytes >= bytes_wanted && slots >= slots_wanted)
+        else {
             // Room enough without eviction: whoever finds none again says so.
-            state.pressed &= bytes <= 4 * bytes_wanted || slots <= 4 * slots_wanted;
+            let is_little = bytes <= 4 * bytes_wanted || slots <= 4 * slots_wanted;
+            state.need = state.need.filter(|_| is_little);
             return false;
-        }
+        };
         let (mut room, mut count) = (0, 0);
         let (evicted, buried) = self.evict_each(&mut state, |state, fallen| {
             let few = BITE.min(BATCH - count);
@@ -91,7 +95,7 @@ impl Arena {
                 let slots = slots + count as u64 + fallen.blocks + taken;
                 room >= bytes_wanted && slots >= slots_wanted
             };
-            let (victims, more) = self.least_used(state, few, EvictionLimit::NONE, enough)?;
+            let (victims, more) = self.least_used(state, few, limit, enough)?;
             (room, count) = (room + more, count + victims.len());
             Some(victims)
         });
@@ -136,7 +140,7 @@ impl Arena {
 
     /// Whether the next blocks will find little room where others had to go before.
     pub(crate) fn is_low_in(&self, state: &State) -> bool {
-        state.pressed
+        state.need.is_some()
             && (state.pool.free_bytes() < self.with_ahead(0) / 2
                 || state.records.vacant() < self.slots_ahead() / 2)
     }
@@ -148,12 +152,12 @@ impl Arena {
         }
         let state = self.state.lock();
         let (bytes, records) = (state.pool.free_bytes(), state.records.vacant());
-        match state.pressed {
-            true => (
+        match state.need {
+            Some(_) => (
                 bytes.saturating_sub(self.with_ahead(0)),
                 records.saturating_sub(self.slots_ahead()),
             ),
-            false => (bytes, records),
+            None => (bytes, records),
         }
     }
 
@@ -512,11 +516,22 @@ mod tests {
             .unwrap();
         fill(&arena, 16);
         remove(&arena, (1000..1100).step_by(2));
+        // The oldest block is known, and in another shard: whoever looks for it waits for nobody.
+        let shard_of_oldest = || loop {
+            match arena.state.lock().order.look(&arena.index) {
+                Oldest::Block(slot, _) | Oldest::Used(slot, _) => return slot >> 28,
+                Oldest::NotYet | Oldest::Nothing => {}
+            }
+        };
+        let mut oldest = (1001..1100).step_by(2);
+        while shard_of_oldest() == 0 {
+            remove(&arena, oldest.by_ref().take(1));
+        }
         let look = arena.index.hold();
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| has_room_for(&arena, &need));
             // Whoever lacks room notes it, and lets go of the lock for the look.
-            while !arena.state.lock().pressed {
+            while arena.state.lock().need.is_none() {
                 std::thread::yield_now();
             }
             drop(pending);

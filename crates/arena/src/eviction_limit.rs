@@ -13,28 +13,15 @@
 use std::sync::atomic::Ordering;
 
 use crate::body::{Arena, State};
-use crate::group::{Class, ordinary};
+use crate::group::ordinary;
 use crate::index::{Oldest, Use};
 use crate::place::Wanted;
+use crate::turnover::EvictionLimit;
 
 /// Parts of the arena: one for which a new prompt evicts by the order of use alone, and one that
 /// bounds all that it evicts.
 const UNLIMITED_PART: u64 = 8;
 const LARGEST_PART: u64 = 2;
-
-/// Blocks whose stamps are below this may be evicted. Superseded blocks always may.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct EvictionLimit(u64);
-
-impl EvictionLimit {
-    /// Every block may be evicted.
-    pub(crate) const NONE: EvictionLimit = EvictionLimit(u64::MAX);
-
-    /// Whether a block with this stamp may be evicted.
-    pub(crate) fn allows(self, stamp: u64) -> bool {
-        ordinary(stamp) < self.0 || stamp < Class::Ordinary.first()
-    }
-}
 
 impl Arena {
     /// Sets whether no tier stands behind this one.
@@ -66,7 +53,7 @@ impl Arena {
     /// blocks that may evict: others would evict through it.
     pub(crate) fn may_use_free(&self, state: &mut State, wanted: &Wanted) -> bool {
         let room = wanted.room();
-        if !state.is_free(room) || !state.pressed {
+        if !state.is_free(room) || state.need.is_none() {
             return state.is_free(room);
         }
         let (bytes, slots) = state.unpromised();
@@ -77,12 +64,16 @@ impl Arena {
     }
 
     /// Whether the least recently used block may be evicted for this one; true if it is not known
-    /// yet.
+    /// yet. What may be evicted for a block may be evicted ahead of need.
     pub(crate) fn may_evict_oldest(&self, state: &mut State, wanted: &Wanted) -> bool {
         let limit = self.eviction_limit(state, wanted);
-        match state.order.look(&self.index) {
+        let may = match state.order.look(&self.index) {
             Oldest::Block(_, stamp) | Oldest::Used(_, stamp) => limit.allows(stamp),
             Oldest::NotYet | Oldest::Nothing => true,
+        };
+        if may {
+            state.need = state.need.max(Some(limit));
         }
+        may
     }
 }

@@ -78,3 +78,4 @@ pub use reserved::{Reserved, TakesBack};
 pub use roll::{Departed, Notes};
 pub use space::Space;
 pub use stats::TierStats;
+pub use turnover::EvictionLimit;

@@ -111,7 +111,7 @@ impl Arena {
             waited = false;
             // What there is to evict others may have begun to bury since; and while a place was
             // looked for they may have given back room, so that nothing need go.
-            state.pressed |= self.may_evict_oldest(&mut state, wanted);
+            self.may_evict_oldest(&mut state, wanted);
             ours = self.evict_for(&mut state, wanted);
             last = !ours && !self.await_burials(&mut state);
         }

@@ -2,10 +2,24 @@
 
 use std::collections::VecDeque;
 
-use crate::group::ordinary;
+use crate::group::{Class, ordinary};
 
 /// Marks that are made while as many bytes are stored as the arena has.
 const MARKS: usize = 16;
+
+/// Blocks whose stamps are below this may be evicted. Superseded blocks always may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct EvictionLimit(pub(crate) u64);
+
+impl EvictionLimit {
+    /// Every block may be evicted.
+    pub(crate) const NONE: EvictionLimit = EvictionLimit(u64::MAX);
+
+    /// Whether a block with this stamp may be evicted.
+    pub(crate) fn allows(self, stamp: u64) -> bool {
+        ordinary(stamp) < self.0 || stamp < Class::Ordinary.first()
+    }
+}
 
 /// When blocks were used while the arena's bytes were stored: marks of the last few rounds.
 #[derive(Default)]

@@ -27,6 +27,7 @@ mod memory;
 mod opening;
 mod peer;
 mod processes;
+mod prompts;
 mod shared;
 mod talks;
 mod tiers;
@@ -43,6 +44,7 @@ use kvdepot_testkit::sim::tally::Tally;
 use kvdepot_testkit::sim::{History, Subject, watch};
 use kvdepot_testkit::{Rng, worker};
 use processes::Processes;
+use prompts::Prompts;
 use shared::Shared;
 use talks::Talks;
 use tiers::Tiers;
@@ -281,6 +283,7 @@ fn main() {
         Shared.name(),
         Hosts.name(),
         Talks.name(),
+        Prompts.name(),
     ];
     if std::env::args().any(|arg| arg == "--list") {
         names.iter().for_each(|name| println!("{name}: test"));
@@ -313,12 +316,13 @@ fn main() {
     };
     let mut tally = Tally::default();
     let sound = (!chosen(names[3]) || run(&Tiers, &plan(0.1, 20), &mut tally))
-        && (!chosen(names[0]) || run(&scheduled, &plan(0.22, 20), &mut tally))
-        && (!chosen(names[1]) || run(&served, &plan(0.18, 20), &mut tally))
+        && (!chosen(names[0]) || run(&scheduled, &plan(0.2, 20), &mut tally))
+        && (!chosen(names[1]) || run(&served, &plan(0.16, 20), &mut tally))
         && (!chosen(names[4]) || run(&Shared, &plan(0.1, 240), &mut tally))
         && (!chosen(names[5]) || run(&Hosts, &plan(0.12, 600), &mut tally))
-        && (!chosen(names[2]) || run(&Processes, &plan(0.18, 120), &mut tally))
-        && (!chosen(names[6]) || run(&Talks, &plan(0.1, 240), &mut tally));
+        && (!chosen(names[2]) || run(&Processes, &plan(0.16, 120), &mut tally))
+        && (!chosen(names[6]) || run(&Talks, &plan(0.1, 240), &mut tally))
+        && (!chosen(names[7]) || run(&Prompts, &plan(0.06, 60), &mut tally));
     println!("sim: seed {seed}, {seconds} s: {tally}");
     if !sound {
         std::process::exit(1);

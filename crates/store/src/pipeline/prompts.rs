@@ -57,8 +57,7 @@ impl Core {
         keys: &[Key],
     ) -> Stamps {
         let there = self.stored_run(namespace, keys);
-        let follows = after.filter(|_| there == 0);
-        let behind = follows.and_then(|key| self.stamps_behind(Identity { namespace, key }));
+        let behind = after.and_then(|key| self.stamps_behind(Identity { namespace, key }));
         let mut stamps = behind.unwrap_or_else(|| self.uses.call(there));
         if let Some(key) = keys.get(there) {
             let key = *key;

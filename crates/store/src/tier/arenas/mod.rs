@@ -462,17 +462,17 @@ impl Arenas {
             return only.evict_ahead();
         }
         // Each is asked.
-        let needs = devices.0.iter().filter(|arena| arena.hear_need()).count();
-        if needs == 0 {
+        let needs = devices.0.iter().filter_map(|arena| arena.hear_need());
+        let Some(need) = needs.max() else {
             return false;
-        }
+        };
         let oldest = |arena: &&Arc<Arena>| arena.room().and_then(|room| room.oldest);
         let aged = devices
             .0
             .iter()
             .filter_map(|arena| Some((oldest(&arena)?, arena)));
         let first = aged.min_by_key(|(stamp, _)| *stamp);
-        let evicted = first.is_some_and(|(_, arena)| arena.evict_ahead_for_all());
+        let evicted = first.is_some_and(|(_, arena)| arena.evict_ahead_for_all(need));
         self.tell_fallen();
         evicted
     }
