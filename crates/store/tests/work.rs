@@ -8,7 +8,7 @@ mod common;
 
 use common::several::several;
 use common::{PATIENCE, Place, assert_at_rest, block, keys, namespace, put};
-use kvdepot_store::{BlockBuffers, Buffer, Depot, Namespace, Outcome, work};
+use kvdepot_store::{BlockBuffers, Buffer, Depot, DrainTo, Namespace, Outcome, work};
 use parking_lot::Mutex;
 use serde_json::json;
 
@@ -198,4 +198,49 @@ fn keys_that_find_no_room_cost_little_each_however_many_they_are() {
             assert_at_rest(&depot);
         }
     }
+}
+
+#[test]
+fn a_lookup_of_many_keys_beside_a_drain_looks_again_only_for_those_that_it_missed() {
+    const KEYS: u64 = 50_000;
+    const STORED: u64 = 3000;
+    let _alone = ALONE.lock();
+    let place = several(&["a", "b"], "16MiB");
+    let device = |name: &str| json!({"path": place.dir().join(name), "capacity": "16MiB"});
+    let section = json!({"devices": [device("a"), device("b")], "records": 4000});
+    let place = place.with_section("dax", section);
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let numbers: Vec<u64> = (0..STORED).collect();
+    assert!(put(&ns, &numbers, LEN).iter().all(|stored| *stored));
+    let absent = keys(1 << 32..(1 << 32) + KEYS);
+    let look = || {
+        let before = work().mine;
+        assert!(ns.contains(&absent).unwrap().iter().all(|found| !found));
+        work().mine - before
+    };
+    let devices = ["a", "b"].map(|name| place.dir().join(name));
+    let most = std::thread::scope(|scope| {
+        let drains = scope.spawn(|| {
+            let drain = |path: &std::path::PathBuf| {
+                let drained = depot.drain_device(path, DrainTo::Others, PATIENCE).unwrap();
+                depot.add_device(path, None).unwrap();
+                drained.moved_blocks
+            };
+            devices.iter().map(drain).sum::<u64>()
+        });
+        let mut most = 0;
+        while !drains.is_finished() {
+            most = most.max(look());
+        }
+        assert!(drains.join().unwrap() >= STORED);
+        most
+    });
+    // Both have had blocks of the namespace by now.
+    let quiet = look();
+    // Each batch that moves meanwhile has some keys looked up again, and not all.
+    assert!(
+        most <= quiet + quiet / 2,
+        "{most} beside a drain, {quiet} else"
+    );
 }

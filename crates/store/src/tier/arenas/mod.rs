@@ -32,6 +32,10 @@ use parking_lot::Mutex;
 
 use super::contract::Ends;
 
+/// Keys of a call that are looked up at a time, and looked up again where blocks have moved
+/// between devices since: as many as one turn at an index takes.
+const LOOK: usize = if cfg!(feature = "sim") { 8 } else { 512 };
+
 /// A tier whose devices a configuration names.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sort {
@@ -207,7 +211,8 @@ impl Arenas {
     }
 
     /// Asks the devices, and again while blocks go from one to another: a lookup may have been at
-    /// the one before they came, and at the other when they had left.
+    /// the one before they came, and at the other when they had left. Calls of many keys ask for
+    /// [some](LOOK) at a time: what was found before stands.
     fn settled<R>(&self, mut ask: impl FnMut(&Devices) -> R) -> R {
         loop {
             let before = self.moves.load(Ordering::Acquire);
@@ -219,22 +224,32 @@ impl Arenas {
     }
 
     pub(crate) fn contains(&self, namespace: NamespaceId, keys: &[Key], found: &mut [bool]) {
-        self.settled(|devices| {
-            for arena in &devices.0 {
-                arena.contains(namespace, keys, found);
-            }
-        });
+        for (keys, found) in keys.chunks(LOOK).zip(found.chunks_mut(LOOK)) {
+            self.settled(|devices| {
+                for arena in &devices.0 {
+                    arena.contains(namespace, keys, found);
+                }
+            });
+        }
     }
 
     /// How many of the first keys are published without a gap, as far as one look at each device
     /// goes: whoever asks again may learn of more.
     pub(crate) fn prefix(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
-        self.settled(|devices| {
-            let each = devices.0.iter();
-            each.fold(0, |count, arena| {
-                count + arena.prefix(namespace, &keys[count..])
-            })
-        })
+        let mut count = 0;
+        for keys in keys.chunks(LOOK) {
+            let here = self.settled(|devices| {
+                let each = devices.0.iter();
+                each.fold(0, |count, arena| {
+                    count + arena.prefix(namespace, &keys[count..])
+                })
+            });
+            count += here;
+            if here < keys.len() {
+                break;
+            }
+        }
+        count
     }
 
     pub(crate) fn find_again(
@@ -285,11 +300,17 @@ impl Arenas {
         stamp: impl Fn(usize) -> u64,
         mut each: impl FnMut(usize, Place),
     ) {
-        self.settled(|devices| {
-            for arena in &devices.0 {
-                arena.pin(namespace, keys, found, &stamp, &mut each);
-            }
-        });
+        let turns = keys.chunks(LOOK).zip(found.chunks_mut(LOOK)).enumerate();
+        for (turn, (keys, found)) in turns {
+            let from = turn * LOOK;
+            let stamp = |at: usize| stamp(from + at);
+            let mut each = |at: usize, place| each(from + at, place);
+            self.settled(|devices| {
+                for arena in &devices.0 {
+                    arena.pin(namespace, keys, found, &stamp, &mut each);
+                }
+            });
+        }
     }
 
     pub(crate) fn pin_token(&self, token: Token) -> Option<Place> {
@@ -423,7 +444,14 @@ impl Arenas {
     }
 
     pub(crate) fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
-        self.everywhere(|arena| arena.remove(namespace, keys))
+        // From a device alone no block goes to another, and each call waits for what it finds there.
+        let turn = match self.devices.load().only() {
+            Some(_) => keys.len().max(1),
+            None => LOOK,
+        };
+        let some = keys.chunks(turn);
+        some.map(|keys| self.everywhere(|arena| arena.remove(namespace, keys)))
+            .sum()
     }
 
     pub(crate) fn clear(&self, namespace: NamespaceId) -> usize {
