@@ -47,7 +47,7 @@ impl<S: Send + 'static> Turns<S> {
             let Some(step) = self.left.lock().next() else {
                 return;
             };
-            // Set by the first of the two: the end of the step, and that of the call that starts it.
+            // Set by the first of the two: the end of the step, and of the call that starts it.
             let ended = Arc::new(AtomicBool::new(false));
             let (turns, was_started) = (Arc::clone(self), Arc::clone(&ended));
             let next = move || {

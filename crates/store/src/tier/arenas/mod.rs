@@ -444,7 +444,7 @@ impl Arenas {
     }
 
     pub(crate) fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
-        // From a device alone no block goes to another, and each call waits for what it finds there.
+        // No block leaves a device for another where it is alone, and each call waits for burials.
         let turn = match self.devices.load().only() {
             Some(_) => keys.len().max(1),
             None => LOOK,
