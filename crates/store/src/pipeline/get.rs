@@ -154,6 +154,7 @@ impl Get {
             indices = rest;
             self.serve(tier, pinned);
         }
+        drop(turn);
         self.bring_each(indices);
     }
 
@@ -269,7 +270,8 @@ impl Get {
         while begin < self.keys.len() {
             // Behind an answer that came late, whole steps: each may take as long.
             let short = first.next().filter(|step| step.start == begin);
-            let end = short.map_or(begin + STEP_MAX.min(most), |step| step.end);
+            let whole = begin + STEP_MAX.min(most);
+            let end = short.map_or(whole, |step| step.end);
             let step = begin..end.min(self.keys.len());
             begin = step.end;
             match self.find_hits(step, Joining::First) {

@@ -92,7 +92,7 @@ fn free_some(
         let is_full = |space: &_| matches!(space, Err(Refused::Full(_)));
         match found.iter().position(is_full) {
             Some(0) => {
-                refused.get_or_insert(found.swap_remove(0));
+                refused.get_or_insert_with(|| found.swap_remove(0));
             }
             full => {
                 found.truncate(full.unwrap_or(found.len()));

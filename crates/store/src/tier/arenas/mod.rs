@@ -300,14 +300,13 @@ impl Arenas {
         stamp: impl Fn(usize) -> u64,
         mut each: impl FnMut(usize, Place),
     ) {
-        let turns = keys.chunks(LOOK).zip(found.chunks_mut(LOOK)).enumerate();
-        for (turn, (keys, found)) in turns {
+        for (turn, (keys, found)) in keys.chunks(LOOK).zip(found.chunks_mut(LOOK)).enumerate() {
             let from = turn * LOOK;
             let stamp = |at: usize| stamp(from + at);
             let mut each = |at: usize, place| each(from + at, place);
             self.settled(|devices| {
                 for arena in &devices.0 {
-                    arena.pin(namespace, keys, found, &stamp, &mut each);
+                    arena.pin(namespace, keys, found, stamp, &mut each);
                 }
             });
         }
