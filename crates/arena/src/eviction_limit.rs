@@ -23,6 +23,19 @@ use crate::turnover::EvictionLimit;
 const UNLIMITED_PART: u64 = 8;
 const LARGEST_PART: u64 = 2;
 
+impl Wanted {
+    /// Whether this block finds no space where one before it in its call found none: it needs as
+    /// much, and may evict no more.
+    #[must_use]
+    pub fn needs_as_much_as(&self, refused: &Wanted) -> bool {
+        let [use_, other] = [self, refused].map(|wanted| Use::of(ordinary(wanted.stamp)));
+        let is_deeper = (use_.began, use_.is_first) == (other.began, other.is_first)
+            && use_.depth >= other.depth;
+        let evicts_no_more = !self.evict || (refused.evict && is_deeper);
+        refused.len > 0 && self.room() >= refused.room() && evicts_no_more
+    }
+}
+
 impl Arena {
     /// Sets whether no tier stands behind this one.
     pub fn set_last(&self, is_last: bool) {

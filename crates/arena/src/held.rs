@@ -59,9 +59,47 @@ thread_local! {
     static STEPS: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
 }
 
+/// Units of work since the process began: of all threads, and of this one.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct Work {
+    /// Of all threads.
+    pub all: u64,
+    /// Of this thread.
+    pub mine: u64,
+}
+
+static WORK: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static WORK_HERE: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A unit of work: a lock taken, a key hashed, a block looked at or changed. Debug builds count
+/// them, so that tests can say how the work of a call grows.
+#[inline]
+pub fn worked() {
+    if cfg!(debug_assertions) {
+        WORK.fetch_add(1, Ordering::Relaxed);
+        WORK_HERE.set(WORK_HERE.get() + 1);
+    }
+}
+
+/// The work so far; zero in builds that do not count it.
+#[doc(hidden)]
+#[must_use]
+pub fn work() -> Work {
+    Work {
+        all: WORK.load(Ordering::Relaxed),
+        mine: WORK_HERE.get(),
+    }
+}
+
 /// A block is looked at, or changed: some tenths of a microsecond. Tests count them.
 #[inline]
 pub(crate) fn stepped() {
+    worked();
     #[cfg(test)]
     STEPS.set((STEPS.get().0 + 1, STEPS.get().1));
 }
@@ -77,6 +115,7 @@ impl Held {
         if cfg!(debug_assertions) {
             HELD.set(HELD.get() + 1);
         }
+        worked();
         #[cfg(test)]
         if HELD.get() == 1 {
             STEPS.set((0, STEPS.get().1));

@@ -12,7 +12,7 @@ use crate::format::record::Packed;
 use crate::held::TURN;
 use crate::index::{Entry, Stage};
 use crate::key::NamespaceId;
-use crate::place::{Place, Wanted};
+use crate::place::{Place, Token, Wanted};
 use crate::refused::Refused;
 use crate::reserved::Reserved;
 use crate::space::Space;
@@ -114,15 +114,27 @@ impl Arena {
         namespace: NamespaceId,
         blocks: &[Wanted],
     ) -> Option<Vec<Result<Reserved, Refused>>> {
+        let found = self.find_spaces(namespace, blocks, None)?;
+        let found = blocks.iter().copied().zip(found);
+        Some(self.settle(namespace, found.collect()))
+    }
+
+    /// Sets space aside for blocks, given in prefix order, as [`Arena::reserve`] finds it; `behind`
+    /// says where the block before them ends. Others have the lock in between.
+    pub fn find_spaces(
+        self: &Arc<Arena>,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+        mut behind: Option<u64>,
+    ) -> Option<Vec<Result<Space, Refused>>> {
         let closed = self.closed_to_writes();
         if closed.is_none() && self.lacks_room(namespace, blocks) {
             return None;
         }
         let rooms = blocks.iter().map(|wanted| wanted.room());
         let mut followed_by = rooms.fold(0, u64::saturating_add);
-        let mut behind = None;
         // What is given back once it is known that others must go takes the lock.
-        let mut found: Vec<(Wanted, Result<Space, Refused>)> = Vec::with_capacity(blocks.len());
+        let mut found: Vec<Result<Space, Refused>> = Vec::with_capacity(blocks.len());
         let mut state = self.state.lock();
         for (at, wanted) in blocks.iter().enumerate() {
             state.take_turns(at);
@@ -131,11 +143,11 @@ impl Arena {
             let number = self.intern(&state, namespace);
             if let Some((refused, slot)) = self.known_in(&state, number, wanted) {
                 behind = self.last_of(&self.index.get(slot).extents);
-                found.push((*wanted, Err(refused)));
+                found.push(Err(refused));
                 continue;
             }
             if let Some(cause) = closed {
-                found.push((*wanted, Err(self.full(wanted.len, cause))));
+                found.push(Err(self.full(wanted.len, cause)));
                 continue;
             }
             let hint = Hint {
@@ -153,10 +165,15 @@ impl Arena {
                 None => Err(self.refuse(&state, wanted.len)),
             };
             behind = space.as_ref().map_or(behind, Space::last);
-            found.push((*wanted, space));
+            found.push(space);
         }
-        drop(state);
-        Some(self.settle(namespace, found))
+        Some(found)
+    }
+
+    /// Where the block that a token names ends, as hints count.
+    pub fn end_of(&self, token: Token) -> Option<u64> {
+        let entry = self.named(token)?;
+        self.last_of(&entry.extents)
     }
 
     /// Reserves blocks, in prefix order, in room that was made for them.
@@ -332,7 +349,6 @@ mod tests {
     use crate::format::GRANULE;
     use crate::held;
     use crate::key::Key;
-    use crate::place::Token;
 
     const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
     const KEYS: u64 = 2000;

@@ -157,6 +157,14 @@ impl Arena {
         self.full(len, cause)
     }
 
+    /// Refuses a block as one before it in its call was refused, without another look.
+    pub fn refuse_like(&self, full: Full, requested: u64) -> Refused {
+        if matches!(full.cause, Cause::Space { .. } | Cause::Records { .. }) {
+            self.counters.full.fetch_add(1, Ordering::Relaxed);
+        }
+        self.full(requested, full.cause)
+    }
+
     pub(crate) fn full(&self, requested: u64, cause: Cause) -> Refused {
         Refused::Full(Full {
             tier: self.name,

@@ -41,7 +41,7 @@ pub use depot::{About, Depot, Group, Namespace, Serves, Started, Together, Verbs
 pub use devices::{DeviceState, DeviceStats, DrainTo};
 pub use journal::Journal;
 pub use keyring::Keyring;
-pub use kvdepot_arena::held::{at_once, longest_hold};
+pub use kvdepot_arena::held::{Work, at_once, longest_hold, work};
 pub use kvdepot_arena::patience::interruptible;
 pub use kvdepot_arena::{
     Class, Durability, Error, Identity, Key, NamespaceId, Opening, TierStats, UNFINISHED,

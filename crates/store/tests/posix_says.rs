@@ -467,3 +467,25 @@ fn a_depot_logs_how_its_directory_is_named_when_it_opens() {
     let path = dir.path().to_str().unwrap();
     assert!(lines.iter().any(|line| line.contains(path)), "{lines:?}");
 }
+
+#[test]
+fn blocks_that_cannot_be_stored_are_one_line_of_the_log() {
+    let _begun = lines_with("");
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open(dir.path());
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1], LEN), [true]);
+    // No directory can be made again at the place of the one that is gone.
+    let at = dir.path().join("posix");
+    fs::remove_dir_all(&at).unwrap();
+    fs::write(&at, b"").unwrap();
+    for number in 2..12 {
+        let numbers: Vec<u64> = (number * 10..number * 10 + 4).collect();
+        let stored = put(&ns, &numbers, LEN);
+        assert!(stored.iter().all(|stored| !stored), "{stored:?}");
+    }
+    let mut lines = lines_with("cannot be stored");
+    lines.retain(|line| line.contains(at.to_str().unwrap()));
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    depot.close();
+}

@@ -2,6 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
+use crate::held::worked;
 use crate::key::Key;
 
 /// Words that nobody else knows, one for each of a key: who chooses keys cannot choose collisions.
@@ -16,6 +17,7 @@ impl Secret {
 
     #[inline]
     pub(super) fn hash(&self, namespace: u32, key: &Key) -> u64 {
+        worked();
         let (words, _) = key.0.as_chunks::<8>();
         let fold = |a: u64, b: u64| {
             let product = u128::from(a) * u128::from(b);

@@ -441,6 +441,7 @@ impl Index {
         let shard = shard.read();
         let end = shard.used().min(begin.saturating_add(count));
         for local in begin..end {
+            held::worked();
             if shard.stage(local) != Stage::Free
                 && !each(number << LOCAL_BITS | local, &shard, local)
             {

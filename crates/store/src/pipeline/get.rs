@@ -17,6 +17,7 @@ use kvdepot_media::Done;
 
 use super::caller::{Caller, Errand, Lanes};
 use super::loads::{Joining, Load};
+use super::turns::{Turn, in_turns};
 use super::{Core, STEP_MAX, steps};
 use crate::buffers::BlockBuffers;
 use crate::metrics::Op;
@@ -105,19 +106,32 @@ impl Core {
         if options.prefix {
             get.start_hits(0);
         } else {
-            steps(count).for_each(|step| get.start(step.collect(), 0, Joining::Each));
+            let most = get.core.step_max();
+            match get.core.is_apart() {
+                false => steps(count, most)
+                    .for_each(|step| get.start(step.collect(), 0, Joining::Each, None)),
+                true => in_turns(steps(count, most), move |step, turn| {
+                    get.start(step.collect(), 0, Joining::Each, Some(turn));
+                }),
+            }
         }
     }
 }
 
 impl Get {
-    /// Serves these keys from the tiers from `first` on.
-    fn start(self: &Arc<Get>, mut indices: Vec<usize>, first: usize, joining: Joining) {
+    /// Serves these keys from the tiers from `first` on. Their `turn` ends with the tiers' answers.
+    fn start(
+        self: &Arc<Get>,
+        mut indices: Vec<usize>,
+        first: usize,
+        joining: Joining,
+        turn: Option<Turn>,
+    ) {
         let arrived = self.core.loads.arrived();
         for tier in first..self.core.tiers.len() {
             if self.core.loads.begin_at(tier) && !indices.is_empty() {
                 let get = Arc::clone(self);
-                let restart = move |joined| move || get.start(joined, 0, Joining::Never);
+                let restart = move |joined| move || get.start(joined, 0, Joining::Never, None);
                 indices = self.begin_loads(indices, joining, restart);
                 let (near, rest) = self.arrived_since(arrived, indices);
                 indices = rest;
@@ -133,13 +147,14 @@ impl Get {
                 }
                 return self.ask(apart, indices, move |pinned, rest| {
                     get.serve(tier, pinned);
-                    get.start(rest, tier + 1, joining);
+                    get.start(rest, tier + 1, joining, turn);
                 });
             }
             let (pinned, rest) = self.pin(tier, &indices);
             indices = rest;
             self.serve(tier, pinned);
         }
+        drop(turn);
         self.bring_each(indices);
     }
 
@@ -250,11 +265,13 @@ impl Get {
     /// gap is a miss.
     fn start_hits(self: &Arc<Get>, begin: usize) {
         let mut begin = begin;
-        let mut first = steps(self.keys.len());
+        let most = self.core.step_max();
+        let mut first = steps(self.keys.len(), most);
         while begin < self.keys.len() {
             // Behind an answer that came late, whole steps: each may take as long.
             let short = first.next().filter(|step| step.start == begin);
-            let end = short.map_or(begin + STEP_MAX, |step| step.end);
+            let whole = begin + STEP_MAX.min(most);
+            let end = short.map_or(whole, |step| step.end);
             let step = begin..end.min(self.keys.len());
             begin = step.end;
             match self.find_hits(step, Joining::First) {

@@ -115,6 +115,8 @@ pub(super) struct Queues {
     /// Blocks of the other tier on their way to the nearest one.
     pub(super) promotions: VecDeque<Promotion>,
     pub(super) promotion_bytes: u64,
+    /// Their number: each is pinned until it has come.
+    pub(super) promotion_blocks: usize,
     /// It was the turn of what goes on.
     pub(super) went_on: bool,
     /// Batches since the first promotion might have had its turn.

@@ -11,7 +11,7 @@ use crate::devices::DeviceStats;
 use crate::metrics::Stats;
 use crate::namespace::is_saved;
 use crate::placement::Holder;
-use crate::tier::Stage;
+use crate::tier::{Apart, Stage};
 
 impl Core {
     /// Whether somebody is at work in an index now.
@@ -64,6 +64,12 @@ impl Core {
     /// Whether some tier may answer late.
     pub(crate) fn is_apart(&self) -> bool {
         self.tiers.iter().any(|tier| tier.apart().is_some())
+    }
+
+    /// Most blocks that a step of a call asks such tiers for.
+    pub(super) fn step_max(&self) -> usize {
+        let apart = self.tiers.iter().filter_map(Stage::apart);
+        apart.map(Apart::step_max).min().unwrap_or(usize::MAX)
     }
 
     pub(super) fn stored_run(&self, id: NamespaceId, keys: &[Key]) -> usize {

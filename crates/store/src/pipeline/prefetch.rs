@@ -146,9 +146,10 @@ impl Call {
     /// Asks the tiers from `tier` on for what was not found, and brings near what they have.
     fn ask(self, tier: usize, mut found: Vec<bool>, mut pinned: Vec<(usize, usize, Place)>) {
         let core = Arc::clone(&self.core);
-        let Some((at, apart, missing)) = core.next_apart(tier, &found) else {
+        let Some((at, apart, mut missing)) = core.next_apart(tier, &found) else {
             return core.bring((&self.task, self.which), &found, pinned);
         };
+        missing.truncate(apart.promotions_max());
         let keys: Vec<Key> = missing.iter().map(|index| self.keys[*index]).collect();
         apart.pin(self.namespace, &keys).then(move |places| {
             for (index, place) in missing.into_iter().zip(places.unwrap_or_default()) {

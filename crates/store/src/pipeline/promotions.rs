@@ -10,6 +10,7 @@ use super::ledger::Promotion;
 use super::loads::Load;
 use super::replicate::Replica;
 use crate::task::Outcome;
+use crate::tier::Apart;
 
 /// Pause before a block is tried again that somebody else is writing near.
 const RETRY: Duration = Duration::from_millis(1);
@@ -46,13 +47,17 @@ impl Core {
             let edge = block.tier - 1;
             let stop = ledger.stop;
             let queues = &mut ledger.edges[edge];
-            let has_room = queues.promotion_bytes + block.place.len <= limit;
+            let tier = self.tiers[block.tier].apart();
+            let most = tier.map_or(usize::MAX, Apart::promotions_max);
+            let has_room =
+                queues.promotion_bytes + block.place.len <= limit && queues.promotion_blocks < most;
             // One that somebody waits for finds room by itself, however large it is.
             let is_alone = queues.promotion_bytes == 0 && block.is_awaited();
             if stop || !(has_room || is_alone) {
                 refused.push(block);
             } else {
                 queues.promotion_bytes += block.place.len;
+                queues.promotion_blocks += 1;
                 queues.promotions.push_back(block);
                 self.ledger.work[edge].notify_one();
             }
@@ -114,6 +119,7 @@ impl Core {
             let mut ledger = self.ledger.lock();
             let queues = &mut ledger.edges[tier - 1];
             queues.promotion_bytes = queues.promotion_bytes.saturating_sub(bytes);
+            queues.promotion_blocks = queues.promotion_blocks.saturating_sub(blocks.len());
         }
         for (block, replica) in &blocks {
             if let Some(load) = block.load.as_ref().filter(|_| *replica == Replica::Stored) {

@@ -14,6 +14,7 @@ use super::edge::Stays;
 use super::ledger::{Dues, Joiner, Joins, State, Waiter, Written};
 use super::onward::{Sent, Shut};
 use super::spending::Spent;
+use super::turns::{Turn, in_turns};
 use super::{Core, Edge, steps};
 use crate::buffers::BlockBuffers;
 use crate::config::Overload;
@@ -172,7 +173,7 @@ impl Put {
             let mine: Vec<Copy> = mine.map(|(_, copy)| copy).collect();
             let count = mine.len();
             let mut mine = mine.into_iter();
-            for step in steps(count) {
+            for step in steps(count, usize::MAX) {
                 self.copy(tier, mine.by_ref().take(step.len()).collect());
             }
         }
@@ -275,23 +276,21 @@ impl Put {
             .into_iter()
             .for_each(|index| self.refuse(index, Outcome::Closed));
         // By steps: a tier may have to wait until it has what a question needs, such as open files,
-        // and those of the step before are released by then.
-        let count = mine.len();
+        // and those of the steps before are released by then.
+        let steps = steps(mine.len(), apart.step_max());
         let mut mine = mine.into_iter();
-        for step in steps(count) {
-            let step = mine.by_ref().take(step.len()).collect();
-            self.ask_for_room(tier, apart, step, further);
-        }
+        let steps = steps.map(move |step| mine.by_ref().take(step.len()).collect());
+        let put = Arc::clone(self);
+        in_turns(steps, move |step, turn| {
+            put.ask_for_room(tier, step, further, turn);
+        });
     }
 
     /// Reserves in an asynchronous tier what this call has claimed there.
-    fn ask_for_room(
-        self: &Arc<Put>,
-        tier: usize,
-        apart: &Apart,
-        mine: Vec<Admitted>,
-        further: bool,
-    ) {
+    fn ask_for_room(self: &Arc<Put>, tier: usize, mine: Vec<Admitted>, further: bool, turn: Turn) {
+        let Some(apart) = self.core.tiers[tier].apart() else {
+            return;
+        };
         let blocks: Vec<Wanted> = mine.iter().map(|(index, _)| self.wanted(*index)).collect();
         let put = Arc::clone(self);
         apart.reserve(self.namespace, &blocks).then(move |answers| {
@@ -338,6 +337,7 @@ impl Put {
                 false => Vec::new(),
             };
             put.place_beyond(tier + 1, refused, routes);
+            drop(turn);
         });
     }
 

@@ -71,7 +71,11 @@ impl Core {
         };
         // What goes on must not leave before.
         let pinned = to > from && self.goes_on(to);
-        self.copy_over((from, to), places, copier, (true, pinned), room)
+        // A tier that can hold few reservations has those of a step committed before the next.
+        let most = self.tiers[to].apart().map_or(usize::MAX, Apart::step_max);
+        let steps = places.chunks(most.max(1));
+        let copy = |step| self.copy_over((from, to), step, copier, (true, pinned), room);
+        steps.flat_map(copy).collect()
     }
 
     /// Reserves in a tier that may answer late, and waits for that. Puts that want the same blocks
@@ -324,7 +328,10 @@ impl Core {
         };
         let mut gone = Vec::with_capacity(copies.len());
         let of = |(index, _): &(usize, Reserved)| places[*index].identity;
-        for run in copies.chunk_by(|a, b| of(a).namespace == of(b).namespace) {
+        // A few at a time: the blocks are pinned already, and a tier may have few pins left.
+        let few = (apart.step_max() / 4).max(1);
+        let runs = copies.chunk_by(|a, b| of(a).namespace == of(b).namespace);
+        for run in runs.flat_map(|run| run.chunks(few)) {
             let keys: Vec<Key> = run.iter().map(|copy| of(copy).key).collect();
             let there = apart.pin(of(&run[0]).namespace, &keys).wait();
             let there = there.unwrap_or_default();

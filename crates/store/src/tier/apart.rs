@@ -256,6 +256,16 @@ impl Apart {
         }
     }
 
+    /// Most blocks of a step.
+    pub(crate) fn step_max(&self) -> usize {
+        self.tier.step_max()
+    }
+
+    /// Most blocks that are pinned to be promoted: calls find pins beside them.
+    pub(crate) fn promotions_max(&self) -> usize {
+        self.step_max().saturating_mul(2)
+    }
+
     pub(crate) fn probe(&self, id: NamespaceId, keys: &[Key]) -> Answer<Vec<bool>> {
         self.ask(self.lookup, |reply| self.tier.probe(id, keys, reply))
     }

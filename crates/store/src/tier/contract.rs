@@ -114,6 +114,12 @@ pub trait Tier: Send + Sync {
     /// Bytes of the largest block that it takes.
     fn block_max(&self) -> u64;
 
+    /// Number of blocks that one call pins or reserves at a time, at most: calls of more keys ask
+    /// in steps. For a tier that can hold few blocks for all calls together.
+    fn step_max(&self) -> usize {
+        usize::MAX
+    }
+
     /// Which of these it has.
     fn probe(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>);
 

@@ -149,3 +149,53 @@ fn calls_wait_for_open_files_and_no_block_is_missed() {
     one.expect("done");
     one.kill();
 }
+
+#[test]
+fn calls_of_many_blocks_have_their_files_open_in_steps_beside_pins_that_last() {
+    const TEST: &str = concat!(
+        "posix_bounds::",
+        "calls_of_many_blocks_have_their_files_open_in_steps_beside_pins_that_last"
+    );
+    const LEN: usize = 1000;
+    const BLOCKS: u64 = 3000;
+    const PINS: usize = 200;
+    if child::role().is_some() {
+        let mut limit = getrlimit(Resource::Nofile);
+        limit.current = Some(1024);
+        setrlimit(Resource::Nofile, limit).unwrap();
+        let at = child::value("at");
+        for pipeline in ["Posix", "Cache|Posix"] {
+            let path = Path::new(&at).join(pipeline.replace('|', "-"));
+            let open = || {
+                let limits = json!({"timeout": "30s", "lookup_timeout": "30s"});
+                open_with(pipeline, &path, limits)
+            };
+            let all: Vec<u64> = (0..BLOCKS).collect();
+            let (first, rest) = all.split_at(BLOCKS as usize / 2);
+            let depot = open();
+            let ns = namespace(&depot);
+            assert!(put(&ns, first, LEN).into_iter().all(|stored| stored));
+            depot.close();
+            let depot = open();
+            let ns = namespace(&depot);
+            // Somebody keeps some of the 512 files that may be open.
+            let pins = common::pin_all(&ns, 0..PINS as u64);
+            assert_eq!(pins.len(), PINS);
+            let stored = put(&ns, rest, LEN).into_iter();
+            assert_eq!(stored.filter(|stored| *stored).count(), rest.len());
+            let came = get(&ns, first, LEN).into_iter();
+            let came = came.filter(|outcome| *outcome == Outcome::Done).count();
+            assert_eq!(came, first.len(), "{pipeline}");
+            ns.unpin(&pins, false);
+            assert_eq!(depot.stats().tiers.last().unwrap().unanswered, 0);
+            depot.close();
+        }
+        child::say("done");
+        child::sleep_until_killed();
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let at = [("at", dir.path().to_str().unwrap())];
+    let mut one = Child::start(TEST, "1", &at);
+    one.expect("done");
+    one.kill();
+}

@@ -76,7 +76,7 @@ impl Get {
             core.tiers[tier].unpin(places.iter());
             let indices = corrupt.iter().map(|(index, _)| *index);
             if tier + 1 < core.tiers.len() {
-                return get.start(indices.collect(), tier + 1, Joining::Each);
+                return get.start(indices.collect(), tier + 1, Joining::Each, None);
             }
             let settled = indices.clone();
             get.task

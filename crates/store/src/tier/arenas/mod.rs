@@ -4,12 +4,14 @@
 //! taken to another depot. A block lives on one of them; tokens say on which. Lookups read the list
 //! of devices without a lock, and a tier of one device costs nothing beside its arena.
 //!
-//! `place` says where new blocks go, `devices` how devices come and go, `groups` what
-//! belongs together on all of them.
+//! `place` reserves for new blocks where `find_space` says, `devices` how devices come and go,
+//! `groups` what belongs together on all of them.
 //!
-//! Lock order: `changing`, `placing`, then one arena's.
+//! Lock order: `changing`, `placing`, `wishes`, then one arena's. Whoever only reads or describes
+//! takes `wishes` alone, and waits for no call that places blocks.
 
 mod devices;
+mod find_space;
 mod groups;
 mod place;
 
@@ -29,6 +31,10 @@ use kvdepot_media::checksum::Checksum;
 use parking_lot::Mutex;
 
 use super::contract::Ends;
+
+/// Keys of a call that are looked up at a time, and looked up again where blocks have moved
+/// between devices since: as many as one turn at an index takes.
+const LOOK: usize = if cfg!(feature = "sim") { 8 } else { 512 };
 
 /// A tier whose devices a configuration names.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +69,9 @@ pub(crate) struct Arenas {
     devices: ArcSwap<Devices>,
     /// Held while blocks are placed and while devices come or go, so that a key gets one place: for
     /// reading where there is one device, which sees to that itself.
-    placing: held::RwLock<Wishes>,
+    placing: held::RwLock<()>,
+    /// Held while the list of devices changes, too.
+    wishes: held::Mutex<Wishes>,
     /// Held while a device is opened or let go, which may take long. How those were left that
     /// were let go.
     changing: Mutex<Vec<Parting>>,
@@ -133,6 +141,7 @@ impl Arenas {
             name,
             devices: ArcSwap::from_pointee(Devices(devices)),
             placing: held::RwLock::default(),
+            wishes: held::Mutex::default(),
             changing: Mutex::default(),
             moves: AtomicU64::new(0),
         }
@@ -175,7 +184,7 @@ impl Arenas {
 
     pub(crate) fn stats(&self) -> TierStats {
         // No device leaves meanwhile: what it has counted is counted once.
-        let wishes = self.placing.write();
+        let wishes = self.wishes.lock();
         let each = self.devices.load();
         let each = each.0.iter().map(|arena| arena.stats());
         let now = each.reduce(TierStats::plus).unwrap_or_default();
@@ -184,7 +193,7 @@ impl Arenas {
 
     /// As [`Arena::departed`], of all devices that there were.
     pub(crate) fn departed(&self, listener: u64, limit: usize) -> Departed {
-        let mut wishes = self.placing.write();
+        let mut wishes = self.wishes.lock();
         let mut departed = wishes.departed.departed(listener);
         for arena in &self.devices.load().0 {
             departed.add(arena.departed(listener, limit));
@@ -194,7 +203,7 @@ impl Arenas {
 
     /// As [`Arena::forget_listener`].
     pub(crate) fn forget_listener(&self, listener: u64) {
-        let mut wishes = self.placing.write();
+        let mut wishes = self.wishes.lock();
         let _untold = wishes.departed.departed(listener);
         for arena in &self.devices.load().0 {
             arena.forget_listener(listener);
@@ -202,7 +211,8 @@ impl Arenas {
     }
 
     /// Asks the devices, and again while blocks go from one to another: a lookup may have been at
-    /// the one before they came, and at the other when they had left.
+    /// the one before they came, and at the other when they had left. Calls of many keys ask for
+    /// [some](LOOK) at a time: what was found before stands.
     fn settled<R>(&self, mut ask: impl FnMut(&Devices) -> R) -> R {
         loop {
             let before = self.moves.load(Ordering::Acquire);
@@ -214,22 +224,32 @@ impl Arenas {
     }
 
     pub(crate) fn contains(&self, namespace: NamespaceId, keys: &[Key], found: &mut [bool]) {
-        self.settled(|devices| {
-            for arena in &devices.0 {
-                arena.contains(namespace, keys, found);
-            }
-        });
+        for (keys, found) in keys.chunks(LOOK).zip(found.chunks_mut(LOOK)) {
+            self.settled(|devices| {
+                for arena in &devices.0 {
+                    arena.contains(namespace, keys, found);
+                }
+            });
+        }
     }
 
     /// How many of the first keys are published without a gap, as far as one look at each device
     /// goes: whoever asks again may learn of more.
     pub(crate) fn prefix(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
-        self.settled(|devices| {
-            let each = devices.0.iter();
-            each.fold(0, |count, arena| {
-                count + arena.prefix(namespace, &keys[count..])
-            })
-        })
+        let mut count = 0;
+        for keys in keys.chunks(LOOK) {
+            let here = self.settled(|devices| {
+                let each = devices.0.iter();
+                each.fold(0, |count, arena| {
+                    count + arena.prefix(namespace, &keys[count..])
+                })
+            });
+            count += here;
+            if here < keys.len() {
+                break;
+            }
+        }
+        count
     }
 
     pub(crate) fn find_again(
@@ -280,11 +300,16 @@ impl Arenas {
         stamp: impl Fn(usize) -> u64,
         mut each: impl FnMut(usize, Place),
     ) {
-        self.settled(|devices| {
-            for arena in &devices.0 {
-                arena.pin(namespace, keys, found, &stamp, &mut each);
-            }
-        });
+        for (turn, (keys, found)) in keys.chunks(LOOK).zip(found.chunks_mut(LOOK)).enumerate() {
+            let from = turn * LOOK;
+            let stamp = |at: usize| stamp(from + at);
+            let mut each = |at: usize, place| each(from + at, place);
+            self.settled(|devices| {
+                for arena in &devices.0 {
+                    arena.pin(namespace, keys, found, stamp, &mut each);
+                }
+            });
+        }
     }
 
     pub(crate) fn pin_token(&self, token: Token) -> Option<Place> {
@@ -418,7 +443,14 @@ impl Arenas {
     }
 
     pub(crate) fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
-        self.everywhere(|arena| arena.remove(namespace, keys))
+        // No block leaves a device for another where it is alone, and each call waits for burials.
+        let turn = match self.devices.load().only() {
+            Some(_) => keys.len().max(1),
+            None => LOOK,
+        };
+        let some = keys.chunks(turn);
+        some.map(|keys| self.everywhere(|arena| arena.remove(namespace, keys)))
+            .sum()
     }
 
     pub(crate) fn clear(&self, namespace: NamespaceId) -> usize {
@@ -439,7 +471,7 @@ impl Arenas {
     }
 
     pub(crate) fn describe(&self, namespace: NamespaceId, description: &str) {
-        let mut wishes = self.placing.write();
+        let mut wishes = self.wishes.lock();
         if wishes.described.len() < directory::ENTRIES as usize {
             // As much as an entry of the directory holds, and more.
             let text = || description.chars().take(directory::LEN).collect();
@@ -492,5 +524,33 @@ impl Arenas {
             arena.close();
             arena.let_go();
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn who_reads_counters_waits_for_no_call_that_places_blocks() {
+        let arena = Arc::new(Arena::volatile("Cache", 0, 64 << 10).unwrap());
+        let tier = Arc::new(Arenas::new("Cache", vec![arena]));
+        let placing = tier.placing.write();
+        let (tell, told) = mpsc::channel();
+        let reads = {
+            let tier = Arc::clone(&tier);
+            move || {
+                let (stats, departed) = (tier.stats(), tier.departed(1, 1));
+                tier.forget_listener(1);
+                tier.describe(NamespaceId([1; 16]), "of a test");
+                tell.send(stats.blocks + departed.blocks.len() as u64)
+            }
+        };
+        std::thread::spawn(reads);
+        assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(0));
+        drop(placing);
     }
 }

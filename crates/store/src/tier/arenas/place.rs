@@ -9,16 +9,13 @@
 //! must go first, again with the [`Spaces`] that were made for its blocks meanwhile, off all locks.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::Arc;
 
-use kvdepot_alloc::Hint;
 use kvdepot_arena::held::TURN;
-use kvdepot_arena::{
-    Arena, Cause, Full, Key, NamespaceId, Refused, Reserved, Room, Space, Token, Wanted,
-};
+use kvdepot_arena::{Arena, Key, NamespaceId, Refused, Reserved, Space, Token, Wanted};
 
 use super::Arenas;
+use super::find_space::{each_run, find_free, make_some, nowhere};
 
 /// Room that was made for the blocks of a call. Until it is used or dropped nobody else gets it,
 /// and those of the call's blocks that were there stay: a prompt's head does not make room for its
@@ -101,21 +98,24 @@ impl Arenas {
         let once = once.then(|| Once::of(blocks));
         let once = once.flatten();
         let wanted = once.as_ref().map_or(blocks, |once| &once.blocks);
-        // Calls for one device do not wait for one another here.
-        let (shared, sole) = match alone {
-            true => (Some(self.placing.read()), None),
-            false => (None, Some(self.placing.write())),
-        };
-        let devices = self.devices.load();
-        let answers = match (spaces, devices.only()) {
-            (spaces, None) if alone => {
-                // A second one has come meanwhile.
-                drop((shared, sole));
-                return self.reserve(namespace, blocks, spaces);
+        let answers = match alone {
+            false => self.reserve_among(None, namespace, wanted, spaces),
+            true => {
+                // Calls for one device do not wait for one another here.
+                let placing = self.placing.read();
+                let devices = self.devices.load();
+                let Some(only) = devices.only() else {
+                    // A second one has come meanwhile.
+                    drop(placing);
+                    return self.reserve(namespace, blocks, spaces);
+                };
+                match spaces {
+                    None => only.reserve(namespace, wanted),
+                    Some(mut spaces) => spaces
+                        .complete(&devices.0, namespace, wanted)
+                        .then(|| settle(&devices.0, namespace, wanted, &mut spaces.each)),
+                }
             }
-            (Some(spaces), _) => settle(&devices.0, namespace, wanted, spaces),
-            (None, Some(only)) => only.reserve(namespace, wanted),
-            (None, None) => spread(&devices.0, namespace, wanted),
         };
         match once {
             Some(once) => answers.map(|answers| once.answers(answers)),
@@ -147,32 +147,8 @@ impl Arenas {
         let blocks = once.as_ref().map_or(blocks, |once| &once.blocks);
         let devices = self.devices.load_full();
         let (known, pinned) = look_up(&devices.0, namespace, blocks);
-        let mut each: Vec<Option<Result<Space, Refused>>> = Vec::with_capacity(blocks.len());
-        each.resize_with(blocks.len(), || None);
-        let is_absent = |at: &usize| known[*at].is_none();
-        let mut behind: Option<(u32, Option<u64>)> = None;
-        let mut begin = 0;
-        while begin < blocks.len() {
-            if let Some(known) = &known[begin] {
-                if let Refused::Present(token) = known {
-                    behind = Some((token.device, None));
-                }
-                begin += 1;
-                continue;
-            }
-            let end = begin + (begin..blocks.len()).take_while(is_absent).count();
-            let run = &blocks[begin..end];
-            let made = make_some(&devices.0, namespace, run, behind);
-            if let Some(Ok(space)) = made.last() {
-                behind = Some((space.device(), space.last()));
-            }
-            let count = made.len();
-            each[begin..begin + count]
-                .iter_mut()
-                .zip(made)
-                .for_each(|(each, made)| *each = Some(made));
-            begin += count;
-        }
+        let some = |run: &[Wanted], behind| Some(make_some(&devices.0, namespace, run, behind));
+        let each = each_run(&devices.0, blocks, &known, some).unwrap_or_default();
         self.tell_fallen();
         let _pinned = pinned;
         Spaces { each, _pinned }
@@ -185,11 +161,88 @@ impl Arenas {
         namespace: NamespaceId,
         blocks: &[Wanted],
     ) -> Vec<Result<Reserved, Refused>> {
-        let _placing = self.placing.write();
-        let mut others = self.devices.load().0.clone();
-        others.retain(|arena| arena.number() != device);
-        spread(&others, namespace, blocks).unwrap_or_default()
+        let reserved = self.reserve_among(Some(device), namespace, blocks, None);
+        reserved.unwrap_or_default()
     }
+
+    /// As [`Arenas::reserve`], among all devices but one. Others place blocks in between: each
+    /// block is looked for again, on all devices, in the turn in which it is reserved.
+    fn reserve_among(
+        &self,
+        without: Option<u32>,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+        spaces: Option<Spaces>,
+    ) -> Option<Vec<Result<Reserved, Refused>>> {
+        let devices = || {
+            let mut devices = self.devices.load().0.clone();
+            devices.retain(|arena| Some(arena.number()) != without);
+            devices
+        };
+        let mut spaces = match spaces {
+            None => Spaces::free(&devices(), namespace, blocks)?,
+            Some(mut spaces) => {
+                let is_whole = spaces.complete(&devices(), namespace, blocks);
+                is_whole.then_some(spaces)?
+            }
+        };
+        let mut turns = Vec::with_capacity(blocks.len().div_ceil(TURN));
+        // The last ones first: sequences fall along the prompt.
+        let each = blocks.chunks(TURN).zip(spaces.each.chunks_mut(TURN));
+        for (blocks, spaces) in each.rev() {
+            let _placing = self.placing.write();
+            turns.push(settle(&devices(), namespace, blocks, spaces));
+        }
+        Some(turns.into_iter().rev().flatten().collect())
+    }
+}
+
+impl Spaces {
+    /// Free space for those of the blocks that no device has; `None` where others must go first.
+    fn free(devices: &[Arc<Arena>], namespace: NamespaceId, blocks: &[Wanted]) -> Option<Spaces> {
+        let (known, _pinned) = look_up(devices, namespace, blocks);
+        let each = find_free(devices, namespace, blocks, &known)?;
+        Some(Spaces { each, _pinned })
+    }
+
+    /// Finds free space for those of the blocks that were there when space was made for the
+    /// others, and are gone by now, or whose device is. False where others must go first: nobody
+    /// has seen a reservation that ends with this, and waits for it.
+    fn complete(
+        &mut self,
+        devices: &[Arc<Arena>],
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+    ) -> bool {
+        let (known, _pinned) = look_up(devices, namespace, blocks);
+        complete(devices, namespace, (blocks, &known), &mut self.each)
+    }
+}
+
+/// As [`Spaces::complete`], for blocks that have been looked for.
+fn complete(
+    devices: &[Arc<Arena>],
+    namespace: NamespaceId,
+    (blocks, known): (&[Wanted], &[Option<Refused>]),
+    spaces: &mut [Option<Result<Space, Refused>>],
+) -> bool {
+    let is_made = |space: &Option<Result<Space, Refused>>| match space {
+        Some(Ok(space)) => devices.iter().any(|arena| arena.number() == space.device()),
+        other => other.is_some(),
+    };
+    let bare = |at: &usize| known[*at].is_none() && !is_made(&spaces[*at]);
+    let bare: Vec<usize> = (0..blocks.len()).filter(bare).collect();
+    if bare.is_empty() {
+        return true;
+    }
+    let wanted: Vec<Wanted> = bare.iter().map(|at| blocks[*at]).collect();
+    let unknown = vec![None; wanted.len()];
+    let Some(found) = find_free(devices, namespace, &wanted, &unknown) else {
+        return false;
+    };
+    let each = bare.into_iter().zip(found);
+    each.for_each(|(at, space)| spaces[at] = space);
+    true
 }
 
 /// What those of the blocks are answered that a device has or that are being written to one. The
@@ -209,144 +262,21 @@ fn look_up(
     (known, pinned)
 }
 
-/// Reserves what finds room as it is; `None`, and nothing, where others must go first.
-fn spread(
-    devices: &[Arc<Arena>],
-    namespace: NamespaceId,
-    blocks: &[Wanted],
-) -> Option<Vec<Result<Reserved, Refused>>> {
-    let (known, _pinned) = look_up(devices, namespace, blocks);
-    let mut answers: Vec<Option<Result<Reserved, Refused>>> =
-        known.into_iter().map(|known| known.map(Err)).collect();
-    let mut begin = 0;
-    while begin < blocks.len() {
-        if answers[begin].is_some() {
-            begin += 1;
-            continue;
-        }
-        let rest = &answers[begin..];
-        let end = begin + rest.iter().take_while(|answer| answer.is_none()).count();
-        // Whose last block these continue.
-        let behind = match begin
-            .checked_sub(1)
-            .and_then(|before| answers[before].as_ref())
-        {
-            Some(Ok(reserved)) => Some(reserved.token.device),
-            Some(Err(Refused::Present(token))) => Some(token.device),
-            _ => None,
-        };
-        let places = place(devices, namespace, blocks, begin..end, behind)?;
-        let count = places.len();
-        let placed = answers[begin..begin + count].iter_mut().zip(places);
-        placed.for_each(|(answer, place)| *answer = Some(place));
-        begin += count;
-    }
-    Some(answers.into_iter().flatten().collect())
-}
-
-/// Reserves room for the first of these blocks, as many as one device takes in one go.
-fn place(
-    devices: &[Arc<Arena>],
-    namespace: NamespaceId,
-    blocks: &[Wanted],
-    wanted: Range<usize>,
-    behind: Option<u32>,
-) -> Option<Vec<Result<Reserved, Refused>>> {
-    let run = &blocks[wanted.clone()];
-    let mut refused = None;
-    let mut lacks = false;
-    for (arena, room) in candidates(devices, &run[0], behind) {
-        let count = share(&room, run);
-        // With the block before them, if it is here, so that they lie behind it.
-        let lead = usize::from(wanted.start > 0 && behind == Some(arena.number()));
-        let share = &blocks[wanted.start - lead..wanted.start + count];
-        let Some(mut places) = arena.reserve(namespace, share) else {
-            lacks = true;
-            continue;
-        };
-        places.drain(..lead);
-        if !matches!(places.first(), Some(Err(Refused::Full(_)))) {
-            // What did not fit here may fit elsewhere, and what is behind it goes there too.
-            let is_full =
-                |place: &Result<Reserved, Refused>| matches!(place, Err(Refused::Full(_)));
-            places.truncate(places.iter().position(is_full).unwrap_or(places.len()));
-            return Some(places);
-        }
-        refused.get_or_insert_with(|| places.swap_remove(0));
-    }
-    (!lacks).then(|| vec![refused.unwrap_or_else(|| Err(nowhere(devices, run[0].len)))])
-}
-
-/// Makes room for the first of these blocks, as many as one device takes in one go; `behind` says
-/// on which device those before them are, and where it ends.
-fn make_some(
-    devices: &[Arc<Arena>],
-    namespace: NamespaceId,
-    run: &[Wanted],
-    behind: Option<(u32, Option<u64>)>,
-) -> Vec<Result<Space, Refused>> {
-    let mut refused = None;
-    for (arena, room) in candidates(devices, &run[0], behind.map(|(device, _)| device)) {
-        let share = &run[..share(&room, run)];
-        let mut hint = Hint {
-            behind: behind
-                .filter(|(device, _)| *device == arena.number())
-                .and_then(|(_, last)| last),
-            followed_by: share.iter().map(Wanted::room).fold(0, u64::saturating_add),
-        };
-        let mut made = Vec::with_capacity(share.len());
-        for wanted in share {
-            hint.followed_by = hint.followed_by.saturating_sub(wanted.room());
-            match arena.make_space(namespace, wanted, hint) {
-                Ok(space) => {
-                    hint.behind = space.last();
-                    made.push(Ok(space));
-                }
-                Err(full) => {
-                    refused.get_or_insert(full);
-                    break;
-                }
-            }
-        }
-        if !made.is_empty() {
-            return made;
-        }
-    }
-    vec![Err(refused.unwrap_or_else(|| nowhere(devices, run[0].len)))]
-}
-
-/// Reserves blocks in the room that was made for them; `None`, and nothing, where others must go
-/// for one that was there when it was made.
+/// Reserves blocks in the space that was found for them. A block that is gone since then, without
+/// space, finds what is free, or none.
 fn settle(
     devices: &[Arc<Arena>],
     namespace: NamespaceId,
     blocks: &[Wanted],
-    mut spaces: Spaces,
-) -> Option<Vec<Result<Reserved, Refused>>> {
+    spaces: &mut [Option<Result<Space, Refused>>],
+) -> Vec<Result<Reserved, Refused>> {
     let (known, _pinned) = look_up(devices, namespace, blocks);
+    let _as_far_as_free = complete(devices, namespace, (blocks, &known), spaces);
     let mut answers: Vec<Option<Result<Reserved, Refused>>> =
         known.into_iter().map(|known| known.map(Err)).collect();
-    let is_made = |space: &Option<Result<Space, Refused>>| match space {
-        Some(Ok(space)) => devices.iter().any(|arena| arena.number() == space.device()),
-        other => other.is_some(),
-    };
-    // Those that were there when room was made, and are gone by now, or whose device is. Before the
-    // others: where these need more, nobody has seen a reservation that ends with this, and waits
-    // for it.
-    let bare = |at: &usize| answers[*at].is_none() && !is_made(&spaces.each[*at]);
-    let bare: Vec<usize> = (0..blocks.len()).filter(bare).collect();
-    if !bare.is_empty() {
-        let wanted: Vec<Wanted> = bare.iter().map(|at| blocks[*at]).collect();
-        let found = match devices {
-            [only] => only.reserve(namespace, &wanted),
-            several => spread(several, namespace, &wanted),
-        };
-        let each = bare.iter().zip(found?);
-        each.for_each(|(at, answer)| answers[*at] = Some(answer));
-    }
     for arena in devices {
         let (mut here, mut chosen) = (Vec::new(), Vec::new());
-        for (index, space) in spaces.each.iter_mut().enumerate() {
+        for (index, space) in spaces.iter_mut().enumerate() {
             let is_here = |made: &mut Result<Space, Refused>| {
                 made.as_ref()
                     .is_ok_and(|space| space.device() == arena.number())
@@ -364,74 +294,13 @@ fn settle(
             each.for_each(|(index, answer)| answers[index] = Some(answer));
         }
     }
-    let rest = answers.into_iter().zip(spaces.each.drain(..)).zip(blocks);
-    let answer = |((answer, space), wanted): ((Option<_>, Option<_>), &Wanted)| {
-        let refused = || match space {
-            Some(Err(full)) => Err(full),
-            _ => Err(nowhere(devices, wanted.len)),
-        };
-        answer.unwrap_or_else(refused)
-    };
-    Some(rest.map(answer).collect())
-}
-
-/// The devices that can be written, in the order in which they are asked: with room before full
-/// ones, and then behind the rest of the prompt, or where most is free; of full ones that with the
-/// oldest block.
-fn candidates<'a>(
-    devices: &'a [Arc<Arena>],
-    first: &Wanted,
-    behind: Option<u32>,
-) -> Vec<(&'a Arc<Arena>, Room)> {
-    let open = devices
-        .iter()
-        .filter_map(|arena| Some((arena, arena.room()?)));
-    let mut open: Vec<(&Arc<Arena>, Room)> = open.collect();
-    for (_, room) in &mut open {
-        room.fits = room.vacant > 0 && room.free >= first.room();
-    }
-    open.sort_by_key(|(arena, room)| {
-        let elsewhere = behind != Some(arena.number());
-        let order = match room.fits {
-            true => (elsewhere, u64::MAX - room.free),
-            false => (false, room.oldest.unwrap_or(u64::MAX)),
-        };
-        (!room.fits, order)
+    let rest = answers.into_iter().zip(spaces).zip(blocks);
+    let answer = rest.map(|((answer, space), wanted)| match (answer, space) {
+        (Some(answer), _) => answer,
+        (None, Some(Err(refused))) => Err(*refused),
+        (None, _) => Err(nowhere(devices, wanted.len)),
     });
-    open
-}
-
-/// How many of these blocks a device takes in one go.
-fn share(room: &Room, run: &[Wanted]) -> usize {
-    let (mut left, records) = match room.fits {
-        true => (room.free, room.vacant as usize),
-        false => (room.ahead.max(run[0].room()), usize::MAX),
-    };
-    let takes = |block: &&Wanted| {
-        let here = block.room() <= left;
-        left = left.saturating_sub(block.room());
-        here
-    };
-    run.iter().take(records).take_while(takes).count().max(1)
-}
-
-/// Why a block finds no room on any device.
-fn nowhere(devices: &[Arc<Arena>], requested: u64) -> Refused {
-    let causes = devices.iter().filter_map(|arena| arena.closed_to_writes());
-    let mut causes: Vec<Cause> = causes.collect();
-    // Those end by themselves.
-    let orphans = causes
-        .iter()
-        .position(|cause| matches!(cause, Cause::Orphans { .. }));
-    let at = orphans.unwrap_or(0);
-    Refused::Full(Full {
-        tier: devices.first().map_or("", |arena| arena.name()),
-        requested,
-        cause: match causes.is_empty() {
-            true => Cause::Leaving,
-            false => causes.swap_remove(at),
-        },
-    })
+    answer.collect()
 }
 
 #[cfg(test)]

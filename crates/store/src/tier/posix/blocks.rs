@@ -12,6 +12,7 @@ use kvdepot_arena::{
     Cause, Durability, Error, Full, Identity, NamespaceId, Refused, Reserved, Token, Use, Wanted,
     clock,
 };
+use kvdepot_host::EachMinute;
 use kvdepot_media::{Checksum, PART_LEN_MAX};
 
 use super::collect::Collector;
@@ -49,6 +50,8 @@ pub(super) struct Common {
     /// Whether no tier stands behind it: what is evicted here is lost.
     pub(super) is_last: bool,
     pub(super) stored: [AtomicU64; 2],
+    /// Which blocks that are not stored are logged.
+    pub(super) refusals: EachMinute,
     pub(super) full: AtomicU64,
 }
 
@@ -247,8 +250,15 @@ impl Common {
     }
 
     pub(super) fn refuse(&self, error: &Error) -> Refused {
-        tracing::warn!(%error, path = %self.folder.path.display(), "a block cannot be stored");
+        self.warn(error, "a block cannot be stored");
         Refused::Declined
+    }
+
+    fn warn(&self, error: &Error, what: &str) {
+        if let Some(unsaid) = self.refusals.may_say() {
+            let path = self.folder.path.display();
+            tracing::warn!(%error, %path, unsaid, "{what}");
+        }
     }
 
     pub(super) fn publish(&self, reserved: Reserved, checksum: Checksum, pinned: bool) -> bool {
@@ -264,8 +274,7 @@ impl Common {
             }
             Ok(false) => false,
             Err(error) => {
-                let path = self.folder.path.display();
-                tracing::warn!(%error, %path, "a block is not stored");
+                self.warn(&error, "a block is not stored");
                 false
             }
         }

@@ -37,6 +37,7 @@ use kvdepot_arena::{
     Departed, Error, Identity, Key, NamespaceId, Place, Refused, Reserved, TierStats, Wanted,
     clock, size,
 };
+use kvdepot_host::EachMinute;
 use kvdepot_media::{Checksum, is_simulated};
 use parking_lot::Mutex;
 
@@ -64,6 +65,9 @@ const THREADS: usize = 8;
 const LOOKS: usize = 64;
 const OPENS: usize = 8;
 const MAKES: usize = 4;
+
+/// Steps of calls that may have files open at a time, at least.
+const STEPS: usize = 4;
 
 /// How long a close waits for a file system that may hang: all of it ends within a second.
 const TO_CLOSE: Duration = Duration::from_millis(900);
@@ -143,6 +147,7 @@ impl Posix {
                 for_space,
                 is_last,
                 stored: Default::default(),
+                refusals: EachMinute::default(),
                 full: AtomicU64::new(0),
             }),
         })
@@ -177,6 +182,12 @@ impl Tier for Posix {
 
     fn block_max(&self) -> u64 {
         self.common.block_max()
+    }
+
+    /// A part of the files that may be open: a call that waits for all of them would wait for the
+    /// last pin that anybody holds.
+    fn step_max(&self) -> usize {
+        (self.common.open.slots.most() / STEPS).max(1)
     }
 
     fn probe(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
