@@ -34,6 +34,7 @@ impl Put {
         };
         let ends = core.tiers[tier].ends();
         let mut batch = core.copier.batch();
+        batch.of_call(Arc::as_ptr(self).addr());
         let is_apart = core.tiers[tier].apart().is_some();
         if is_apart {
             batch.keep_leaves();
