@@ -54,7 +54,8 @@ impl Arenas {
         };
         let before = stored();
         drop_those_of(&self.arenas(), &arena);
-        let wishes = self.placing.write();
+        let placing = self.placing.write();
+        let wishes = self.wishes.lock();
         let described = wishes.described.clone();
         let groups: Vec<_> = wishes.groups.values().cloned().collect();
         let devices = self.devices.load();
@@ -65,7 +66,7 @@ impl Arenas {
         let mut all = others.clone();
         all.push(Arc::clone(&arena));
         self.devices.store(Arc::new(Devices(all)));
-        drop(wishes);
+        drop((wishes, placing));
         for group in &groups {
             group.spread(true);
             arena.join(group, 0);
@@ -105,7 +106,8 @@ impl Arenas {
     pub(crate) fn take_out(&self, arena: &Arena) -> bool {
         let mut partings = self.changing.lock();
         let parting = arena.parting();
-        let mut wishes = self.placing.write();
+        let _placing = self.placing.write();
+        let mut wishes = self.wishes.lock();
         let mut left = self.devices.load().0.clone();
         left.retain(|other| other.number() != arena.number());
         if left.is_empty() || !arena.device().empty {

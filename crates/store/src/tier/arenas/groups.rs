@@ -9,7 +9,7 @@ use super::{Arenas, Devices};
 impl Arenas {
     /// Puts blocks into a group, which devices that come later are told of, too.
     pub(crate) fn join(&self, group: &Arc<Group>, keys: &[Key]) {
-        let mut wishes = self.placing.write();
+        let mut wishes = self.wishes.lock();
         let from = group.add(keys);
         wishes.groups.insert(name(group), Arc::clone(group));
         let devices = self.devices.load_full();
@@ -28,7 +28,7 @@ impl Arenas {
     pub(crate) fn dissolve(&self, group: &Arc<Group>) {
         group.dissolve();
         // Who adds a device after this does not know it.
-        self.placing.write().groups.remove(&name(group));
+        self.wishes.lock().groups.remove(&name(group));
         let devices = self.devices();
         devices.0.iter().for_each(|arena| arena.part(group));
     }

@@ -7,7 +7,7 @@
 //! `place` says where new blocks go, `devices` how devices come and go, `groups` what
 //! belongs together on all of them.
 //!
-//! Lock order: `changing`, `placing`, then one arena's.
+//! Lock order: `changing`, `placing`, `wishes`, then one arena's.
 
 mod devices;
 mod groups;
@@ -62,8 +62,10 @@ pub(crate) struct Arenas {
     name: &'static str,
     devices: ArcSwap<Devices>,
     /// Held while blocks are placed and while devices come or go, so that a key gets one place: for
-    /// reading where there is one device, which sees to that itself.
-    placing: held::RwLock<Wishes>,
+    /// reading where there is one device, which sees to that itself. A call of many keys has it for
+    /// all of them.
+    placing: held::RwLock<()>,
+    wishes: held::Mutex<Wishes>,
     /// Held while a device is opened or let go, which may take long. How those were left that
     /// were let go.
     changing: Mutex<Vec<Parting>>,
@@ -133,6 +135,7 @@ impl Arenas {
             name,
             devices: ArcSwap::from_pointee(Devices(devices)),
             placing: held::RwLock::default(),
+            wishes: held::Mutex::default(),
             changing: Mutex::default(),
             moves: AtomicU64::new(0),
         }
@@ -175,7 +178,7 @@ impl Arenas {
 
     pub(crate) fn stats(&self) -> TierStats {
         // No device leaves meanwhile: what it has counted is counted once.
-        let wishes = self.placing.write();
+        let wishes = self.wishes.lock();
         let each = self.devices.load();
         let each = each.0.iter().map(|arena| arena.stats());
         let now = each.reduce(TierStats::plus).unwrap_or_default();
@@ -184,7 +187,7 @@ impl Arenas {
 
     /// As [`Arena::departed`], of all devices that there were.
     pub(crate) fn departed(&self, listener: u64, limit: usize) -> Departed {
-        let mut wishes = self.placing.write();
+        let mut wishes = self.wishes.lock();
         let mut departed = wishes.departed.departed(listener);
         for arena in &self.devices.load().0 {
             departed.add(arena.departed(listener, limit));
@@ -194,7 +197,7 @@ impl Arenas {
 
     /// As [`Arena::forget_listener`].
     pub(crate) fn forget_listener(&self, listener: u64) {
-        let mut wishes = self.placing.write();
+        let mut wishes = self.wishes.lock();
         let _untold = wishes.departed.departed(listener);
         for arena in &self.devices.load().0 {
             arena.forget_listener(listener);
@@ -439,7 +442,7 @@ impl Arenas {
     }
 
     pub(crate) fn describe(&self, namespace: NamespaceId, description: &str) {
-        let mut wishes = self.placing.write();
+        let mut wishes = self.wishes.lock();
         if wishes.described.len() < directory::ENTRIES as usize {
             // As much as an entry of the directory holds, and more.
             let text = || description.chars().take(directory::LEN).collect();

@@ -103,7 +103,7 @@ impl Arenas {
         let wanted = once.as_ref().map_or(blocks, |once| &once.blocks);
         // Calls for one device do not wait for one another here.
         let (shared, sole) = match alone {
-            true => (Some(self.placing.read()), None),
+            true => (Some(self.placing.share()), None),
             false => (None, Some(self.placing.write())),
         };
         let devices = self.devices.load();
