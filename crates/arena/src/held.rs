@@ -51,12 +51,15 @@ pub struct Guard<'a, T> {
 struct Held {
     /// The thread's processor time, where holds are measured, and this is the thread's first.
     since: Option<Duration>,
+    #[cfg(any(test, feature = "sim"))]
+    _steps: Option<Counted>,
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "sim"))]
 thread_local! {
-    /// Steps in an index under the first lock that this thread holds, and the most there were.
-    static STEPS: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
+    /// Locks that this thread holds under which steps are counted, steps under the first of them,
+    /// and the most there were.
+    static STEPS: Cell<(u32, u32, u32)> = const { Cell::new((0, 0, 0)) };
 }
 
 /// Units of work since the process began: of all threads, and of this one.
@@ -96,34 +99,67 @@ pub fn work() -> Work {
     }
 }
 
-/// A block is looked at, or changed: some tenths of a microsecond. Tests count them.
+/// A lock under which steps are counted.
+#[cfg(any(test, feature = "sim"))]
+struct Counted;
+
+#[cfg(any(test, feature = "sim"))]
+impl Counted {
+    fn new() -> Counted {
+        let (locks, steps, most) = STEPS.get();
+        STEPS.set((locks + 1, if locks == 0 { 0 } else { steps }, most));
+        Counted
+    }
+}
+
+#[cfg(any(test, feature = "sim"))]
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let (locks, steps, most) = STEPS.get();
+        let most = if locks == 1 { most.max(steps) } else { most };
+        STEPS.set((locks - 1, steps, most));
+    }
+}
+
+/// A block of an index, or what a lock guards, is looked at or changed: some tenths of a
+/// microsecond. Tests count them.
 #[inline]
 pub(crate) fn stepped() {
     worked();
-    #[cfg(test)]
-    STEPS.set((STEPS.get().0 + 1, STEPS.get().1));
+    #[cfg(any(test, feature = "sim"))]
+    {
+        let (locks, steps, most) = STEPS.get();
+        STEPS.set((locks, steps + 1, most));
+    }
 }
 
-/// The most steps of this thread under a lock since it was last asked.
-#[cfg(test)]
-pub(crate) fn most_steps() -> u32 {
-    STEPS.replace((0, 0)).1
+/// The most steps of this thread under a lock since the last call, but for locks that it
+/// [shares](RwLock::share).
+#[doc(hidden)]
+#[cfg(any(test, feature = "sim"))]
+pub fn most_steps() -> u32 {
+    let (locks, steps, most) = STEPS.get();
+    STEPS.set((locks, steps, 0));
+    most
 }
 
 impl Held {
-    fn new() -> Held {
+    /// With `counts`, steps under it are counted.
+    #[cfg_attr(
+        not(any(test, feature = "sim")),
+        expect(unused_variables, reason = "nothing is counted")
+    )]
+    fn new(counts: bool) -> Held {
         if cfg!(debug_assertions) {
             HELD.set(HELD.get() + 1);
         }
         worked();
-        #[cfg(test)]
-        if HELD.get() == 1 {
-            STEPS.set((0, STEPS.get().1));
-        }
         // Within another one it would be measured as a part of that, and prolong it.
         let is_watched = WATCHED.load(Ordering::Relaxed) && !MEASURED.replace(true);
         Held {
             since: is_watched.then(time_of_this_thread),
+            #[cfg(any(test, feature = "sim"))]
+            _steps: counts.then(Counted::new),
         }
     }
 }
@@ -132,11 +168,6 @@ impl Drop for Held {
     fn drop(&mut self) {
         if cfg!(debug_assertions) {
             HELD.set(HELD.get() - 1);
-        }
-        #[cfg(test)]
-        if HELD.get() == 0 {
-            let (steps, most) = STEPS.get();
-            STEPS.set((0, most.max(steps)));
         }
         if let Some(since) = self.since {
             MEASURED.set(false);
@@ -168,7 +199,7 @@ impl<T> Mutex<T> {
     pub fn lock(&self) -> Guard<'_, T> {
         Guard {
             guard: self.0.lock(),
-            held: Some(Held::new()),
+            held: Some(Held::new(true)),
         }
     }
 
@@ -207,7 +238,15 @@ impl<T> RwLock<T> {
     pub fn read(&self) -> ReadGuard<'_, T> {
         ReadGuard {
             guard: self.0.read(),
-            _held: Held::new(),
+            _held: Held::new(true),
+        }
+    }
+
+    /// As [`RwLock::read`], for all keys of a call: nobody but those who change it waits for that.
+    pub fn share(&self) -> ReadGuard<'_, T> {
+        ReadGuard {
+            guard: self.0.read(),
+            _held: Held::new(false),
         }
     }
 
@@ -222,7 +261,7 @@ impl<T> RwLock<T> {
         }
         Some(ReadGuard {
             guard: guard?,
-            _held: Held::new(),
+            _held: Held::new(true),
         })
     }
 
@@ -230,7 +269,7 @@ impl<T> RwLock<T> {
     pub fn write(&self) -> WriteGuard<'_, T> {
         WriteGuard {
             guard: self.0.write(),
-            _held: Held::new(),
+            _held: Held::new(true),
         }
     }
 
@@ -271,7 +310,7 @@ impl<T> Guard<'_, T> {
     pub(crate) fn unlocked<R>(&mut self, work: impl FnOnce() -> R) -> R {
         self.held = None;
         let done = MutexGuard::unlocked(&mut self.guard, work);
-        self.held = Some(Held::new());
+        self.held = Some(Held::new(true));
         done
     }
 
@@ -284,12 +323,12 @@ impl<T> Guard<'_, T> {
         MutexGuard::bump(&mut self.guard);
         let look = || (0..LOOKS).for_each(|_| std::hint::spin_loop());
         MutexGuard::unlocked(&mut self.guard, look);
-        self.held = Some(Held::new());
+        self.held = Some(Held::new(true));
     }
 
     /// [Gives way](Guard::give_way) before each key of a call that begins another turn; `at` counts
     /// from the first.
-    pub(crate) fn take_turns(&mut self, at: usize) {
+    pub fn take_turns(&mut self, at: usize) {
         if at > 0 && at.is_multiple_of(TURN) {
             self.give_way();
         }
@@ -299,14 +338,14 @@ impl<T> Guard<'_, T> {
     pub fn wait(&mut self, event: &Condvar) {
         self.held = None;
         event.wait(&mut self.guard);
-        self.held = Some(Held::new());
+        self.held = Some(Held::new(true));
     }
 
     /// False when it was `end` before the event.
     pub fn wait_until(&mut self, event: &Condvar, end: Instant) -> bool {
         self.held = None;
         let timed_out = event.wait_until(&mut self.guard, end).timed_out();
-        self.held = Some(Held::new());
+        self.held = Some(Held::new(true));
         !timed_out
     }
 }
@@ -315,12 +354,14 @@ impl<T> Deref for Guard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
+        stepped();
         &self.guard
     }
 }
 
 impl<T> DerefMut for Guard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
+        stepped();
         &mut self.guard
     }
 }

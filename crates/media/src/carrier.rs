@@ -168,8 +168,8 @@ pub(crate) trait Leg: Send + Sync {
     /// Whether nobody waits for it any more.
     fn is_cancelled(&self) -> bool;
 
-    /// The batch that it is of, by a number that no other has at the same time.
-    fn batch(&self) -> usize {
+    /// The call that it is of, by a number that no other has at the same time.
+    fn call(&self) -> usize {
         0
     }
 }
@@ -242,9 +242,9 @@ impl Receipt {
         self.leg.as_ref().is_some_and(|leg| leg.is_cancelled())
     }
 
-    /// The batch that it is of, by a number that no other has at the same time.
-    pub(crate) fn batch(&self) -> usize {
-        self.leg.as_ref().map_or(0, |leg| leg.batch())
+    /// The call that it is of, by a number that no other has at the same time.
+    pub(crate) fn call(&self) -> usize {
+        self.leg.as_ref().map_or(0, |leg| leg.call())
     }
 
     /// Copies `bytes` into the memory of a read, `offset` bytes behind its beginning.

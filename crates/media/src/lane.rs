@@ -1,11 +1,11 @@
 //! The lanes: threads that live as long as their copier and execute slices.
 //!
 //! Each lane has a queue. It takes from its own first and from the others' when that is empty, so
-//! a slow lane does not hold up a batch. An idle lane spins for a moment (the next wave of a batch
-//! is often microseconds away), then parks.
+//! a slow lane does not hold up a batch. In each queue calls take turns. An idle lane spins for a
+//! moment (the next wave of a batch is often microseconds away), then parks.
 
 use crate::memory::mover::Mover;
-use std::collections::VecDeque;
+use crate::turns::Turns;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -23,6 +23,11 @@ pub(crate) trait Task {
         false
     }
 
+    /// The call that it is of, by a number that no other has at the same time.
+    fn call(&self) -> usize {
+        0
+    }
+
     fn run(self, mover: Mover);
 }
 
@@ -30,7 +35,7 @@ pub(crate) trait Task {
 pub(crate) struct Queues<T> {
     lanes: Vec<Lane<T>>,
     /// What was begun and goes on, before all that is new.
-    resumed: Mutex<VecDeque<T>>,
+    resumed: Mutex<Turns<T>>,
     resumed_count: AtomicUsize,
     /// Tasks in all queues.
     waiting: AtomicUsize,
@@ -39,7 +44,7 @@ pub(crate) struct Queues<T> {
 }
 
 struct Lane<T> {
-    tasks: Mutex<VecDeque<T>>,
+    tasks: Mutex<Turns<T>>,
     /// Set by the lane before it parks, taken back by whoever wakes it.
     parked: AtomicBool,
     thread: OnceLock<Thread>,
@@ -48,13 +53,13 @@ struct Lane<T> {
 impl<T: Task> Queues<T> {
     pub(crate) fn new(lanes: usize, mover: Mover) -> Self {
         let lane = || Lane {
-            tasks: Mutex::new(VecDeque::new()),
+            tasks: Mutex::default(),
             parked: AtomicBool::new(false),
             thread: OnceLock::new(),
         };
         Self {
             lanes: (0..lanes).map(|_| lane()).collect(),
-            resumed: Mutex::new(VecDeque::new()),
+            resumed: Mutex::default(),
             resumed_count: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
@@ -71,14 +76,14 @@ impl<T: Task> Queues<T> {
         // Counted first, so that the count never falls below zero. Together with the order in
         // `park`: a lane that parks sees this task, or is seen parked by `wake`.
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        lock(&self.lanes[lane].tasks).push_back(task);
+        lock(&self.lanes[lane].tasks).push(task.call(), task);
     }
 
     /// Gives the lanes a task that goes before all that was pushed, and wakes one.
     pub(crate) fn resume(&self, task: T) {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         self.resumed_count.fetch_add(1, Ordering::SeqCst);
-        lock(&self.resumed).push_back(task);
+        lock(&self.resumed).push(task.call(), task);
         self.wake(0, 1);
     }
 
@@ -168,7 +173,7 @@ impl<T: Task> Queues<T> {
         }
         let lanes = self.lanes.len();
         let task = self.take_resumed().or_else(|| {
-            (0..lanes).find_map(|step| lock(&self.lanes[(lane + step) % lanes].tasks).pop_front())
+            (0..lanes).find_map(|step| lock(&self.lanes[(lane + step) % lanes].tasks).pop())
         })?;
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         Some(task)
@@ -178,7 +183,7 @@ impl<T: Task> Queues<T> {
         if self.resumed_count.load(Ordering::SeqCst) == 0 {
             return None;
         }
-        let task = lock(&self.resumed).pop_front()?;
+        let task = lock(&self.resumed).pop()?;
         self.resumed_count.fetch_sub(1, Ordering::SeqCst);
         Some(task)
     }
@@ -212,11 +217,15 @@ mod tests {
     struct Nothing(u32);
 
     impl Task for Nothing {
+        fn call(&self) -> usize {
+            self.0 as usize / 100
+        }
+
         fn run(self, _mover: Mover) {}
     }
 
     #[test]
-    fn what_goes_on_is_taken_before_what_is_new() {
+    fn what_goes_on_is_taken_before_what_is_new_and_calls_take_turns() {
         let mover = Mover {
             isa: Isa::best(),
             stream_min: 4096,
@@ -225,9 +234,12 @@ mod tests {
         (0..4).for_each(|number| queues.push(number % 2, Nothing(number as u32)));
         queues.resume(Nothing(10));
         queues.resume(Nothing(11));
+        // Of another call.
+        queues.resume(Nothing(110));
+        queues.push(1, Nothing(101));
         let order: Vec<u32> = std::iter::from_fn(|| queues.take(1))
             .map(|one| one.0)
             .collect();
-        assert_eq!(order, [10, 11, 1, 3, 0, 2]);
+        assert_eq!(order, [10, 110, 11, 1, 101, 3, 0, 2]);
     }
 }

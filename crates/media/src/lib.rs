@@ -28,6 +28,7 @@ mod simulated;
 mod slab;
 pub mod stream;
 mod tried;
+mod turns;
 mod way;
 
 pub use buffer::{Buffer, Owner, first_overlap};

@@ -3,16 +3,18 @@
 //!
 //! Made when the first batch needs it, and used again by all later ones. Who needs a region for a
 //! slice takes one and gives it back when nothing reads or writes it any more. A slice that finds
-//! none free is queued, and no thread waits with it: whoever gives a region back hands it on. What
-//! one carrier has of the regions is bounded, so that others find one when none of its come back.
+//! none free is queued, and no thread waits with it: whoever gives a region back hands it on, to
+//! one call after the other. What one carrier has of the regions is bounded, so that others find
+//! one when none of its come back.
 
 use crate::carrier::{Carrier, Registration, SlabMemory};
 use crate::error::Result;
 use crate::file;
 use crate::memory::{Access, Mapping};
 use crate::shm::{self, Shm};
+use crate::turns::Turns;
 use std::any::{Any, TypeId};
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,7 +38,7 @@ pub(crate) struct Slab {
 /// free, or its carriers have as many as they may.
 struct Pool {
     free: Vec<usize>,
-    waiting: VecDeque<(Hands, Box<dyn Waits>)>,
+    waiting: Turns<(Hands, Box<dyn Waits>)>,
     with: HashMap<usize, With>,
     /// The most regions that are with one carrier.
     most: usize,
@@ -58,6 +60,9 @@ pub(crate) type Hands = [Option<usize>; 2];
 pub(crate) trait Waits: Send {
     /// Whether nobody waits for it any more.
     fn is_cancelled(&self) -> bool;
+
+    /// The call that it is of, by a number that no other has at the same time.
+    fn call(&self) -> usize;
 
     /// Hands it and its region on, and does nothing else.
     fn go_on(self: Box<Self>, region: Region);
@@ -94,9 +99,10 @@ impl Pool {
         if self.free.is_empty() {
             return None;
         }
-        let first = self.waiting.iter();
-        let at = first.clone().position(|(hands, _)| self.may_have(*hands))?;
-        let (hands, task) = self.waiting.remove(at)?;
+        let mut waiting = std::mem::take(&mut self.waiting);
+        let next = waiting.pop_if(|_, (hands, _)| self.may_have(*hands));
+        self.waiting = waiting;
+        let (hands, task) = next?;
         Some((hands, task, self.take(hands)?))
     }
 
@@ -140,7 +146,7 @@ impl Slab {
             region: region as usize,
             pool: Mutex::new(Pool {
                 free: (0..regions).rev().collect(),
-                waiting: VecDeque::new(),
+                waiting: Turns::default(),
                 with: HashMap::new(),
                 most: regions.saturating_sub(regions.div_ceil(4)).max(1),
             }),
@@ -179,7 +185,7 @@ impl Slab {
         }
         // Under the lock: whoever cancels looks at what waits afterwards.
         if !task.is_cancelled() && !pool.is_stalled(hands) {
-            pool.waiting.push_back((hands, Box::new(task)));
+            pool.waiting.push(task.call(), (hands, Box::new(task)));
             return None;
         }
         drop(pool);
@@ -189,30 +195,22 @@ impl Slab {
 
     /// Lets go of what waits and is cancelled.
     pub(crate) fn drop_cancelled(&self) {
-        let cancelled: VecDeque<_> = {
-            let mut pool = self.pool();
-            let (cancelled, waiting) = std::mem::take(&mut pool.waiting)
-                .into_iter()
-                .partition(|(_, task)| task.is_cancelled());
-            pool.waiting = waiting;
-            cancelled
-        };
+        let cancelled = self.pool().waiting.extract(|(_, task)| task.is_cancelled());
         drop(cancelled);
     }
 
     /// A region has not come back for so long. Where none has of that carrier's, what waits for
     /// one is let go.
     fn is_late(&self, hands: Hands, patience: Duration) {
-        let stalled: VecDeque<_> = {
+        let stalled = {
             let mut pool = self.pool();
             for hand in hands.into_iter().flatten() {
                 if let Some(with) = pool.with.get_mut(&hand) {
                     with.stalled |= with.heard.elapsed() >= patience;
                 }
             }
-            let (stalled, waiting) = std::mem::take(&mut pool.waiting)
-                .into_iter()
-                .partition(|(hands, _)| pool.is_stalled(*hands));
+            let mut waiting = std::mem::take(&mut pool.waiting);
+            let stalled = waiting.extract(|(hands, _)| pool.is_stalled(*hands));
             pool.waiting = waiting;
             stalled
         };

@@ -109,7 +109,7 @@ impl Carrier for Faulty {
     }
 }
 
-/// Carries nothing, and keeps what it is asked for until its batch is cancelled.
+/// Carries nothing, and keeps what it is asked for until its batch is cancelled or a test takes it.
 #[derive(Debug)]
 pub struct Keeping {
     at: u64,
@@ -135,6 +135,18 @@ impl Keeping {
         let is_empty = |kept: &mut Vec<Receipt>| kept.is_empty();
         let waited = self.came.wait_timeout_while(kept, patience, is_empty);
         waited.is_ok_and(|(_, waited)| !waited.timed_out())
+    }
+
+    /// Waits for what it was asked for first, and no longer keeps that.
+    ///
+    /// # Panics
+    ///
+    /// When it is asked for nothing within `patience`.
+    #[must_use]
+    pub fn take(&self, patience: Duration) -> Receipt {
+        assert!(self.waits_for_one(patience), "it is asked for nothing");
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.remove(0)
     }
 
     /// Gives up what nobody waits for any more; how many receipts.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::buffer::Owner;
-use crate::carrier::Alignment;
+use crate::carrier::{Alignment, Receipt};
 use crate::copier::Ticket;
 use crate::file::{File, Hands};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -306,4 +306,125 @@ fn what_waits_for_a_region_and_is_cancelled_lets_its_buffers_go() {
     copier.give_up();
     assert_eq!(keeping.give_up_cancelled(), 1);
     assert!(stuck.wait(Some(PATIENCE)));
+}
+
+/// Bytes of each part of a large call: a slice each.
+const PIECE: usize = 128 << 10;
+
+/// Starts a batch of `count` reads of a carrier, from offset `at` on, for a call if it names one.
+fn reads(
+    (copier, keeping): (&Copier, &Arc<Keeping>),
+    (at, count, len): (usize, usize, usize),
+    call: Option<usize>,
+    ended: &mpsc::Sender<usize>,
+) {
+    let mut batch = copier.batch();
+    call.iter().for_each(|call| batch.of_call(*call));
+    for number in 0..count {
+        let carrier = Arc::clone(keeping) as Arc<dyn Carrier>;
+        let there = Buffer::carried(carrier, at + 2 * number * PIECE, len, true);
+        let memory = Buffer::from_vec(vec![0; len]);
+        batch.part(&id(1), &[there], &[memory], None, 0).unwrap();
+    }
+    let ended = ended.clone();
+    let _ticket = copier.submit(batch, move |_| ended.send(count).unwrap());
+}
+
+/// Has the lane copy some memory, for a call if it names one, and then runs `then` there or here.
+fn copies(copier: &Copier, call: Option<usize>, then: impl FnOnce() + Send + 'static) -> Ticket {
+    const LEN: usize = 2 * INLINE as usize;
+    let mut batch = copier.batch();
+    call.iter().for_each(|call| batch.of_call(*call));
+    let (from, to) = (vec![1; LEN], vec![0; LEN]);
+    let (from, to) = (Buffer::from_vec(from), Buffer::from_vec(to));
+    batch.part(&id(2), &[from], &[to], None, 0).unwrap();
+    copier.submit(batch, |_| then())
+}
+
+/// Keeps the only lane in a completion, until what this returns is dropped.
+fn stop_the_lane(copier: &Copier) -> mpsc::Sender<()> {
+    loop {
+        let (go, gone) = mpsc::channel();
+        let (stands, standing) = mpsc::channel();
+        let _ticket = copies(copier, None, move || {
+            let thread = std::thread::current();
+            let is_lane = thread.name().is_some_and(|name| name.contains("lane-0"));
+            stands.send(is_lane).unwrap();
+            if is_lane {
+                let _over = gone.recv();
+            }
+        });
+        if standing.recv().unwrap() {
+            return go;
+        }
+    }
+}
+
+/// What the thread that submits it begins by itself.
+const INLINE: u64 = 4096;
+
+/// A copier of one lane and four regions.
+fn one_lane() -> Copier {
+    let config = CopierConfig {
+        lanes: 1,
+        inline_max: INLINE,
+        slice_size: PIECE as u64,
+        staging_slab: Some(8 * PIECE as u64),
+        staging_regions: Some(4),
+        ..CopierConfig::default()
+    };
+    Copier::new(config).unwrap()
+}
+
+/// Says of a receipt that all is carried; whether it was of a small read.
+fn carried(receipt: Receipt) -> bool {
+    let len = receipt.len();
+    receipt.carried(len);
+    len < PIECE
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri knows no memory files, which a slab is made of")]
+fn a_small_read_waits_for_its_turn_at_regions_and_not_for_the_end_of_a_large_call() {
+    const COUNT: usize = 64;
+    for batches in [1, COUNT] {
+        let (copier, keeping) = (one_lane(), Keeping::new(512));
+        let (sender, ended) = mpsc::channel();
+        let each = COUNT / batches;
+        for number in 0..batches {
+            // At no multiple of what the carrier takes, so that they go through regions.
+            let at = 1 + number * each * 2 * PIECE;
+            reads((&copier, &keeping), (at, each, PIECE), Some(7), &sender);
+        }
+        // All of them have a region, or wait for one.
+        assert!(copies(&copier, Some(7), || {}).wait(Some(PATIENCE)));
+        reads((&copier, &keeping), (1, 1, 100), None, &sender);
+        let order = (0..=COUNT).map(|_| carried(keeping.take(PATIENCE)));
+        let order: Vec<bool> = order.collect();
+        // Those that have the regions, and turns of the large call at a region and at the lane.
+        let before = order.iter().position(|is_small| *is_small).unwrap();
+        assert!(before <= 6, "{before} of {COUNT} came first");
+        let parts: usize = (0..=batches).map(|_| ended.recv().unwrap()).sum();
+        assert_eq!(parts, COUNT + 1);
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri knows no memory files, which a slab is made of")]
+fn a_small_read_that_has_come_is_hashed_in_its_turn_and_not_after_a_large_call() {
+    const COUNT: usize = 64;
+    let (copier, keeping) = (one_lane(), Keeping::new(1));
+    let (sender, ended) = mpsc::channel();
+    reads((&copier, &keeping), (0, COUNT, PIECE), None, &sender);
+    reads((&copier, &keeping), (0, 1, 100), None, &sender);
+    let receipts: Vec<Receipt> = (0..=COUNT).map(|_| keeping.take(PATIENCE)).collect();
+    let stopped = stop_the_lane(&copier);
+    let (small, large): (Vec<_>, Vec<_>) = receipts
+        .into_iter()
+        .partition(|receipt| receipt.len() < PIECE);
+    large.into_iter().chain(small).for_each(|one| {
+        carried(one);
+    });
+    drop(stopped);
+    assert_eq!([ended.recv(), ended.recv()], [Ok(1), Ok(COUNT)]);
 }

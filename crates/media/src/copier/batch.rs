@@ -106,6 +106,13 @@ impl Batch {
         Ok(())
     }
 
+    /// Has all batches of `call` take turns with other calls as one: at lanes, regions, rings and
+    /// threads. Default: each batch is a call. `call` is a number that no other call has at the
+    /// same time, such as the address of what the completions hold.
+    pub fn of_call(&mut self, call: usize) {
+        self.cargo().call = Some(call);
+    }
+
     /// Keeps the digests of leaves for whoever looks at what became of it
     /// ([`Done::leaves`](super::Done::leaves)).
     pub fn keep_leaves(&mut self) {

@@ -52,6 +52,8 @@ pub(crate) struct Cargo {
     pub(super) staged: bool,
     /// Whom routes name.
     carriers: Vec<Known>,
+    /// The call that it takes turns for.
+    pub(super) call: Option<usize>,
 }
 
 /// A carrier of the batch, and the end that it is for.
@@ -228,6 +230,7 @@ impl Cargo {
         self.slab = None;
         self.staged = false;
         self.carriers.clear();
+        self.call = None;
         self.bytes = 0;
     }
 

@@ -356,6 +356,13 @@ impl Task for Errand {
         matches!(self, Self::Trip(trip) if trip.is_slow())
     }
 
+    fn call(&self) -> usize {
+        match self {
+            Self::Slice(slice) | Self::Staged(slice, _) => slice.guard.payload().call(),
+            Self::Trip(trip) => trip.call(),
+        }
+    }
+
     fn run(self, mover: Mover) {
         match self {
             Self::Slice(slice) => slice.begin(mover),
@@ -413,6 +420,10 @@ impl Waits for Slice {
         self.guard.is_cancelled() || self.guard.payload().shared().has_given_up()
     }
 
+    fn call(&self) -> usize {
+        self.guard.payload().call()
+    }
+
     /// As soon as a lane is free.
     fn go_on(self: Box<Self>, region: Region) {
         let shared = Arc::clone(self.guard.payload().shared());
@@ -452,6 +463,12 @@ impl Flight {
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
         &self.token.0
+    }
+
+    /// The call that takes turns with others: the one that was named, or else the batch itself.
+    pub(super) fn call(&self) -> usize {
+        let named = self.cargo.as_ref().and_then(|cargo| cargo.call);
+        named.unwrap_or_else(|| std::ptr::from_ref(self).addr())
     }
 
     pub(super) fn cargo(&self) -> Option<&Cargo> {

@@ -134,6 +134,11 @@ impl Trip {
         self.late || self.guard.is_cancelled() || self.guard.payload().shared().has_given_up()
     }
 
+    /// The call that it is of.
+    pub(super) fn call(&self) -> usize {
+        self.guard.payload().call()
+    }
+
     /// Whether one of its carriers takes long for a leg.
     pub(super) fn is_slow(&self) -> bool {
         let mut carriers = self.from.iter().chain(&self.to);
@@ -352,9 +357,8 @@ impl Trip {
             .collect();
         self.leg = Some(op);
         let patience = carrier.patience(op);
-        let batch = std::ptr::from_ref(self.guard.payload()).addr();
         let leg = Arc::new(UnderWay {
-            batch,
+            call: self.call(),
             trip: Mutex::new(Some(self)),
             failures: Mutex::default(),
             region: Mutex::default(),
@@ -379,6 +383,10 @@ impl Trip {
 impl Waits for Box<Trip> {
     fn is_cancelled(&self) -> bool {
         self.is_given_up()
+    }
+
+    fn call(&self) -> usize {
+        Trip::call(self)
     }
 
     fn go_on(self: Box<Self>, region: Region) {
@@ -414,8 +422,8 @@ impl Order {
 
 /// A leg that a carrier has.
 struct UnderWay {
-    /// The address of its batch.
-    batch: usize,
+    /// Whose it is.
+    call: usize,
     trip: Mutex<Option<Box<Trip>>>,
     failures: Mutex<Vec<(usize, Failure)>>,
     /// Of a trip that went on without its carrier, which may still touch it.
@@ -450,8 +458,8 @@ impl Leg for UnderWay {
         trip.as_ref().is_none_or(|trip| trip.is_given_up())
     }
 
-    fn batch(&self) -> usize {
-        self.batch
+    fn call(&self) -> usize {
+        self.call
     }
 }
 

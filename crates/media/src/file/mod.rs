@@ -12,7 +12,6 @@ mod job;
 pub mod plain;
 mod ring;
 mod threads;
-mod turns;
 mod usrbio;
 
 pub use aligned::{Aligned, PAGE};

@@ -8,9 +8,9 @@
 
 use super::job::Job;
 use super::threads::Threads;
-use super::turns::Turns;
 use crate::carrier::Op;
 use crate::error::{Error, Result};
+use crate::turns::{Turns, UnderWay};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use kvdepot_host::cpu;
 use kvdepot_host::fork::Origin;
@@ -23,6 +23,10 @@ use std::{fmt, io};
 /// Requests that the kernel has at a time: twice what any single disk was seen to gain from. What
 /// else there is waits here, in turn.
 const DEPTH: u32 = 64;
+
+/// Bytes that the kernel has of one call at a time: enough for the fastest disks, and what another
+/// call asks for does not wait behind more. A call that has none may ask for any number.
+const CALL_BYTES: usize = 16 << 20;
 
 /// Most bytes of one request, far below what the system takes at once.
 const REQUEST_MAX: usize = 1 << 30;
@@ -52,9 +56,19 @@ struct Table {
     jobs: Vec<Option<Job>>,
     free: Vec<usize>,
     waiting: Turns<Job>,
+    under_way: UnderWay,
     /// Whether a thread enters the kernel.
     entering: bool,
     ended: bool,
+}
+
+impl Table {
+    /// What waits and may begin.
+    fn next(&mut self) -> Option<Job> {
+        let under_way = &self.under_way;
+        let may = |call, job: &Job| under_way.may_have(call, job.1.len(), CALL_BYTES);
+        self.waiting.pop_if(may)
+    }
 }
 
 impl Ring {
@@ -108,7 +122,7 @@ impl Ring {
             return;
         }
         let mut table = self.inner.table();
-        jobs.for_each(|job| table.waiting.push(job.1.batch(), job));
+        jobs.for_each(|job| table.waiting.push(job.1.call(), job));
         self.inner.submit(table);
     }
 }
@@ -137,7 +151,7 @@ impl Inner {
         let mut cancelled = Vec::new();
         while let Some(number) = table.free.pop() {
             let next = loop {
-                match table.waiting.pop() {
+                match table.next() {
                     Some(job) if job.1.is_cancelled() => cancelled.push(job),
                     next => break next,
                 }
@@ -152,6 +166,7 @@ impl Inner {
                 continue;
             };
             let request = request.user_data(number as u64);
+            table.under_way.begin(job.1.call(), job.1.len());
             table.jobs[number] = Some(job);
             // SAFETY: the file and the memory are the job's, which stays in the table until this
             // request has completed.
@@ -233,6 +248,7 @@ impl Inner {
                 continue;
             };
             table.free.push(number);
+            table.under_way.end(job.1.call(), job.1.len());
             jobs.push((job, completion.result()));
         }
         let ended = table.ended;

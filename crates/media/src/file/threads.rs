@@ -1,9 +1,9 @@
 //! Threads that do for files what would keep a lane waiting.
 
 use super::job::Job;
-use super::turns::Turns;
 use crate::error::{Error, Result};
 use crate::simulated::is_simulated;
+use crate::turns::Turns;
 use kvdepot_host::cpu;
 use kvdepot_host::fork::Origin;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,8 +20,8 @@ const STACK_BYTES: usize = 256 << 10;
 pub(super) trait Work: Send + 'static {
     fn run(self);
 
-    /// Whose it is: batches take turns.
-    fn batch(&self) -> usize {
+    /// Whose it is: calls take turns.
+    fn call(&self) -> usize {
         0
     }
 }
@@ -31,8 +31,8 @@ impl Work for Job {
         perform(self);
     }
 
-    fn batch(&self) -> usize {
-        self.1.batch()
+    fn call(&self) -> usize {
+        self.1.call()
     }
 }
 
@@ -111,7 +111,7 @@ impl<J: Work> Threads<J> {
         }
         let count = jobs.len();
         let mut state = self.queue.state();
-        jobs.for_each(|job| state.jobs.push(job.batch(), job));
+        jobs.for_each(|job| state.jobs.push(job.call(), job));
         drop(state);
         match count {
             1 => self.queue.changed.notify_one(),

@@ -458,6 +458,7 @@ impl Get {
         };
         let ends = core.tiers[tier].ends();
         let mut batch = core.copier.batch();
+        batch.of_call(Arc::as_ptr(self).addr());
         if self.staged
             && let Err(error) = batch.stage()
         {

@@ -1,52 +1,66 @@
 //! Calls that want the same keys: each shares the outcome of the first, and takes over if that
 //! aborts.
 
-use kvdepot_arena::held::Guard;
 use kvdepot_arena::{Identity, NamespaceId, Place, Refused, Reserved, Token, Wanted};
 
 use super::Core;
-use super::ledger::{Joiner, State};
+use super::ledger::Joiner;
 use crate::task::Outcome;
 use crate::tier::{Arenas, Stage};
 
 impl Core {
-    /// Reserves room in a tier, and comes back with the ledger, so that the caller registers with
-    /// the reservations of others before they can end. What must go first goes while the ledger is
-    /// free. A key that is being written to a nearer tier is not written here, too: the queue may
-    /// have filled between two calls. (The other way round it is: whoever comes second need not
-    /// keep its buffers until the first has committed.)
-    pub(super) fn reserve_locked(
+    /// Reserves room in a tier of arenas, without the ledger. A caller that joins a reservation of
+    /// another call checks under the ledger that it has not ended
+    /// ([`reserved_now`](Core::reserved_now)).
+    pub(super) fn reserve_here(
         &self,
         tier: usize,
         into: &Arenas,
         namespace: NamespaceId,
         blocks: &[Wanted],
-    ) -> (Guard<'_, State>, Vec<Result<Reserved, Refused>>) {
-        let mut spaces = None;
-        let mut elsewhere = vec![None; blocks.len()];
-        let mut wanted: Vec<Wanted> = blocks.to_vec();
-        loop {
-            let ledger = self.ledger.lock();
-            let now = self.reserved_nearer(tier, namespace, blocks);
-            if now != elsewhere {
-                // What was made room for may be another selection of them.
-                spaces = None;
-                let here = blocks.iter().zip(&now).filter(|(_, there)| there.is_none());
-                wanted = here.map(|(wanted, _)| *wanted).collect();
-                elsewhere = now;
-            }
-            if let Some(answers) = into.reserve(namespace, &wanted, spaces.take()) {
-                self.evict_ahead(tier);
-                let mut answers = answers.into_iter();
-                let each = elsewhere.into_iter();
-                let answers = each.filter_map(|there| match there {
-                    Some(refused) => Some(Err(refused)),
-                    None => answers.next(),
-                });
-                return (ledger, answers.collect());
-            }
-            drop(ledger);
-            spaces = Some(into.make_room(namespace, &wanted));
+    ) -> Vec<Result<Reserved, Refused>> {
+        self.unless_nearer(tier, namespace, blocks, |wanted| {
+            let answers = into.reserve_waiting(namespace, wanted);
+            self.evict_ahead(tier);
+            answers
+        })
+    }
+
+    /// Has `reserve` answer those blocks that are not being written to a nearer tier: the queue may
+    /// have filled between two calls for the same key. (The other way round both are written: the
+    /// second need not keep its buffers until the first has committed.)
+    pub(super) fn unless_nearer(
+        &self,
+        tier: usize,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+        reserve: impl FnOnce(&[Wanted]) -> Vec<Result<Reserved, Refused>>,
+    ) -> Vec<Result<Reserved, Refused>> {
+        let nearer = self.reserved_nearer(tier, namespace, blocks);
+        let here = blocks
+            .iter()
+            .zip(&nearer)
+            .filter(|(_, nearer)| nearer.is_none());
+        let here: Vec<Wanted> = here.map(|(wanted, _)| *wanted).collect();
+        let mut answers = reserve(&here).into_iter();
+        let mut next = || answers.next().unwrap_or(Err(Refused::Declined));
+        let each = nearer.into_iter();
+        each.map(|nearer| nearer.map_or_else(&mut next, Err))
+            .collect()
+    }
+
+    /// The reservation of a block in this tier or a nearer one. Under the ledger it is joined
+    /// before it ends.
+    pub(super) fn reserved_now(
+        &self,
+        tier: usize,
+        namespace: NamespaceId,
+        block: &Wanted,
+    ) -> Option<Token> {
+        let found = self.reserved_nearer(tier + 1, namespace, std::slice::from_ref(block));
+        match found.first() {
+            Some(Some(Refused::Reserved(token))) => Some(*token),
+            _ => None,
         }
     }
 
@@ -82,9 +96,10 @@ impl Core {
             if ledger.joiners.is_empty() {
                 return;
             }
-            let of = ended
-                .iter()
-                .filter_map(|place| ledger.joiners.remove(&(tier, place.token)));
+            let of = ended.iter().enumerate().filter_map(|(at, place)| {
+                ledger.take_turns(at);
+                ledger.joiners.remove(&(tier, place.token))
+            });
             of.flatten().collect()
         };
         start_over(joiners);
@@ -100,7 +115,8 @@ impl Core {
     /// A tier that may answer late is about to be asked to publish these.
     pub(super) fn publishes(&self, tier: usize, written: impl Iterator<Item = Identity>) {
         let mut ledger = self.ledger.lock();
-        for identity in written {
+        for (at, identity) in written.enumerate() {
+            ledger.take_turns(at);
             if let Some(written) = ledger.written.get_mut(&(tier, identity)) {
                 written.before = written.joiners.len();
             }
@@ -116,7 +132,8 @@ impl Core {
         let joiners: Vec<Joiner> = {
             let mut ledger = self.ledger.lock();
             let mut joiners = Vec::new();
-            for identity in stored {
+            for (at, identity) in stored.enumerate() {
+                ledger.take_turns(at);
                 if let Some(written) = ledger.written.get_mut(&(tier, identity)) {
                     let before = std::mem::take(&mut written.before);
                     joiners.extend(written.joiners.drain(..before));
@@ -133,9 +150,10 @@ impl Core {
     pub(super) fn resolve_late(&self, tier: usize, ended: &[Identity]) {
         let joiners: Vec<Joiner> = {
             let mut ledger = self.ledger.lock();
-            let of = ended
-                .iter()
-                .filter_map(|identity| ledger.written.remove(&(tier, *identity)));
+            let of = ended.iter().enumerate().filter_map(|(at, identity)| {
+                ledger.take_turns(at);
+                ledger.written.remove(&(tier, *identity))
+            });
             of.flat_map(|written| written.joiners).collect()
         };
         start_over(joiners);

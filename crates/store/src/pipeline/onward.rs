@@ -96,7 +96,8 @@ impl Core {
         let mut stay = Vec::new();
         {
             let mut ledger = self.ledger.lock();
-            for place in places {
+            for (at, place) in places.into_iter().enumerate() {
+                ledger.take_turns(at);
                 let share = edge.budget.admit(0, place.len).filter(|_| !ledger.stop);
                 let paid = share.and_then(|share| Some((share, edge.lets_touched(place.len)?)));
                 let Some(paid) = paid else {

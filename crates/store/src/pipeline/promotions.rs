@@ -43,7 +43,8 @@ impl Core {
     ) -> Vec<Promotion> {
         let mut refused = Vec::new();
         let mut ledger = self.ledger.lock();
-        for block in blocks {
+        for (at, block) in blocks.enumerate() {
+            ledger.take_turns(at);
             let edge = block.tier - 1;
             let stop = ledger.stop;
             let queues = &mut ledger.edges[edge];

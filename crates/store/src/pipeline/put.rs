@@ -7,6 +7,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use kvdepot_arena::gate::Pass;
+use kvdepot_arena::held::TURN;
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Refused, Stamps, Token, Wanted};
 
 use super::caller::Caller;
@@ -228,6 +229,11 @@ impl Put {
         further
     }
 
+    fn all_wanted(&self, admitted: &[Admitted]) -> Vec<Wanted> {
+        let indices = admitted.iter().map(|(index, _)| *index);
+        indices.map(|index| self.wanted(index)).collect()
+    }
+
     fn wanted(&self, index: usize) -> Wanted {
         Wanted {
             key: self.keys[index],
@@ -251,11 +257,14 @@ impl Put {
     ) {
         let mut mine = Vec::with_capacity(wanted.len());
         let mut closed = Vec::new();
-        {
-            let blocks: Vec<Wanted> = wanted.iter().map(|(at, _)| self.wanted(*at)).collect();
+        let mut wanted = wanted.into_iter().peekable();
+        while wanted.peek().is_some() {
+            // Others have the ledger in between.
+            let turn: Vec<Admitted> = wanted.by_ref().take(TURN).collect();
+            let blocks = self.all_wanted(&turn);
             let mut ledger = self.core.ledger.lock();
             let nearer = self.core.reserved_nearer(tier, self.namespace, &blocks);
-            for ((index, dues), nearer) in wanted.into_iter().zip(nearer) {
+            for ((index, dues), nearer) in turn.into_iter().zip(nearer) {
                 if let Some(Refused::Reserved(token)) = nearer {
                     closed.extend(self.join(&mut ledger, tier, token, index));
                     continue;
@@ -291,7 +300,7 @@ impl Put {
         let Some(apart) = self.core.tiers[tier].apart() else {
             return;
         };
-        let blocks: Vec<Wanted> = mine.iter().map(|(index, _)| self.wanted(*index)).collect();
+        let blocks = self.all_wanted(&mine);
         let put = Arc::clone(self);
         apart.reserve(self.namespace, &blocks).then(move |answers| {
             let mut routes = Routes::default();
@@ -427,17 +436,16 @@ impl Put {
         wanted: Vec<Admitted>,
         routes: &mut Routes,
     ) -> Vec<usize> {
-        let mut blocks: Vec<Wanted> = wanted
-            .iter()
-            .map(|(index, _)| self.wanted(*index))
-            .collect();
+        let mut blocks = self.all_wanted(&wanted);
         let mut refused = Vec::new();
         let wanted = match tier {
             0 => self.reserve_unlocked(arenas, wanted, &mut blocks, routes, &mut refused),
             _ => wanted,
         };
-        if !wanted.is_empty() {
-            self.reserve_or_join((tier, arenas), wanted, &blocks, routes, &mut refused);
+        let mut left = wanted;
+        while !left.is_empty() {
+            left = self.reserve_or_join((tier, arenas), left, &blocks, routes, &mut refused);
+            blocks = self.all_wanted(&left);
         }
         refused
     }
@@ -481,7 +489,8 @@ impl Put {
         rest
     }
 
-    /// Reserves in a tier, and joins those who write the same keys, or wait for them.
+    /// Reserves in a tier, and joins those who write the same keys, or wait for them. Answers the
+    /// keys whose reservation by another call has ended before it was joined.
     fn reserve_or_join(
         self: &Arc<Put>,
         (tier, arenas): (usize, &Arenas),
@@ -489,13 +498,16 @@ impl Put {
         blocks: &[Wanted],
         routes: &mut Routes,
         refused: &mut Vec<usize>,
-    ) {
+    ) -> Vec<Admitted> {
         let core = &self.core;
         let through = tier < core.ack;
-        let (mut ledger, answers) = core.reserve_locked(tier, arenas, self.namespace, blocks);
+        let answers = core.reserve_here(tier, arenas, self.namespace, blocks);
         // The same key may come again in this call, and join.
-        let mut given_up = Vec::new();
-        for ((index, dues), answer) in wanted.into_iter().zip(answers) {
+        let (mut given_up, mut again) = (Vec::new(), Vec::new());
+        let mut ledger = core.ledger.lock();
+        let each = wanted.into_iter().zip(answers).zip(blocks).enumerate();
+        for (at, (((index, dues), answer), block)) in each {
+            ledger.take_turns(at);
             match answer {
                 Ok(reserved) => match core.spend(tier, reserved.len) {
                     Some(spent) => {
@@ -516,7 +528,11 @@ impl Put {
                     }
                 }
                 Err(Refused::Present(_)) => routes.settled.push((index, Outcome::Done)),
-                Err(Refused::Reserved(token)) => {
+                Err(Refused::Reserved(_)) => {
+                    let Some(token) = core.reserved_now(tier, self.namespace, block) else {
+                        again.push((index, dues));
+                        continue;
+                    };
                     let closed = self.join(&mut ledger, tier, token, index);
                     let closed = closed.map(|index| (index, Outcome::Closed));
                     routes.settled.extend(closed);
@@ -527,6 +543,7 @@ impl Put {
         }
         drop(ledger);
         core.give_up(tier, given_up);
+        again
     }
 
     /// Joins whoever has reserved a block in this tier or a nearer one; answers the index where

@@ -93,14 +93,17 @@ impl Core {
         let mine: Vec<bool> = {
             let mut ledger = self.ledger.lock();
             let names = blocks.iter().map(|wanted| (tier, identity(wanted)));
-            let mut claim = |name| match ledger.written.entry(name) {
-                Entry::Occupied(_) => false,
-                Entry::Vacant(vacant) => {
-                    vacant.insert(Written::default());
-                    true
+            let mut claim = |(at, name)| {
+                ledger.take_turns(at);
+                match ledger.written.entry(name) {
+                    Entry::Occupied(_) => false,
+                    Entry::Vacant(vacant) => {
+                        vacant.insert(Written::default());
+                        true
+                    }
                 }
             };
-            names.map(&mut claim).collect()
+            names.enumerate().map(&mut claim).collect()
         };
         let each = blocks.iter().zip(&mine);
         let asked: Vec<Wanted> = each

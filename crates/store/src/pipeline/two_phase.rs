@@ -211,15 +211,14 @@ impl Core {
             });
             let wanted: Vec<Wanted> = wanted.collect();
             let tier = way.tier();
-            let (mut ledger, places) = match &self.tiers[tier] {
-                Stage::Here(arenas) => self.reserve_locked(tier, arenas, namespace, &wanted),
-                Stage::Apart(apart) => {
-                    let answers = self.hold_late((tier, apart), namespace, &wanted);
-                    (self.ledger.lock(), answers)
-                }
+            let places = match &self.tiers[tier] {
+                Stage::Here(arenas) => self.reserve_here(tier, arenas, namespace, &wanted),
+                Stage::Apart(apart) => self.hold_late((tier, apart), namespace, &wanted),
             };
             let mut given_up = Vec::new();
-            for ((index, share), place) in mine.into_iter().zip(places) {
+            let mut ledger = self.ledger.lock();
+            for (at, ((index, share), place)) in mine.into_iter().zip(places).enumerate() {
+                ledger.take_turns(at);
                 if matches!(place, Err(Refused::Present(_))) && share.is_none() {
                     again.push(blocks[index].0);
                 }
@@ -351,21 +350,10 @@ impl Core {
                 .map(|one| Err(self.unreachable(tier, one.len)))
                 .collect();
         }
-        let nearer = {
-            let _ledger = self.ledger.lock();
-            self.reserved_nearer(tier, namespace, wanted)
-        };
-        let asked = wanted
-            .iter()
-            .zip(&nearer)
-            .filter(|(_, nearer)| nearer.is_none());
-        let asked: Vec<Wanted> = asked.map(|(one, _)| *one).collect();
-        let answers = self.reserve_written((tier, apart), namespace, &asked);
-        let mut answers = answers.unwrap_or_default().into_iter();
-        let mut next = || answers.next().unwrap_or(Err(Refused::Declined));
-        let each = nearer.into_iter();
-        each.map(|nearer| nearer.map_or_else(&mut next, Err))
-            .collect()
+        self.unless_nearer(tier, namespace, wanted, |asked| {
+            let answers = self.reserve_written((tier, apart), namespace, asked);
+            answers.unwrap_or_default()
+        })
     }
 
     /// Enters what a tier has answered for a block. What is given up is to be dropped without the
@@ -381,7 +369,7 @@ impl Core {
         let tier = way.tier();
         match answer {
             // Nobody may commit it any more, and who has joined it would wait for ever.
-            Ok(reserved) if ledger.closing && self.tiers[tier].apart().is_some() => {
+            Ok(reserved) if ledger.closing => {
                 given_up.push(reserved);
                 Err(Refused::Declined)
             }

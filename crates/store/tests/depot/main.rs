@@ -21,4 +21,5 @@ mod pipeline;
 mod pressure;
 mod recovery;
 mod restore;
+mod turns;
 mod ucm;

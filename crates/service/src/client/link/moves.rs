@@ -112,6 +112,7 @@ impl Link {
             self.opener.wait_for(files);
         }
         let mut batch = self.mover.copier.batch();
+        batch.of_call(Arc::as_ptr(&call).addr());
         if call.options.staged
             && let Err(error) = batch.stage()
         {

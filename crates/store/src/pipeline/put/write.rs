@@ -34,6 +34,7 @@ impl Put {
         };
         let ends = core.tiers[tier].ends();
         let mut batch = core.copier.batch();
+        batch.of_call(Arc::as_ptr(self).addr());
         let is_apart = core.tiers[tier].apart().is_some();
         if is_apart {
             batch.keep_leaves();
@@ -178,7 +179,8 @@ impl Put {
         {
             let is_queued = waits || core.goes_on(tier);
             let mut ledger = is_queued.then(|| core.ledger.lock());
-            for (index, place, mut dues, checksum) in places {
+            for (at, (index, place, mut dues, checksum)) in places.into_iter().enumerate() {
+                ledger.iter_mut().for_each(|ledger| ledger.take_turns(at));
                 let answer = checksum.and_then(|_| stored.next());
                 // What a tier does not answer for may be there.
                 if checksum.is_some() && answer != Some(false) {

@@ -77,8 +77,9 @@ impl Core {
         }
         let committed = arenas.commit_claimed(&written, pinned);
         let mut ledger = self.ledger.lock();
-        let each = mine.iter().zip(&written).zip(committed);
-        let ended = each.map(|(((at, one, _), (token, checksum)), stored)| {
+        let each = mine.iter().zip(&written).zip(committed).enumerate();
+        let ended = each.map(|(turn, (((at, one, _), (token, checksum)), stored))| {
+            ledger.take_turns(turn);
             let place = Place {
                 checksum: *checksum,
                 ..one.place
@@ -100,7 +101,11 @@ impl Core {
         let taken: Vec<Option<Held>> = {
             let mut ledger = self.ledger.lock();
             let names = mine.iter().map(|(_, one, _)| (tier, one.place.token));
-            names.map(|name| ledger.held.remove(&name)).collect()
+            let mut take = |(turn, name)| {
+                ledger.take_turns(turn);
+                ledger.held.remove(&name)
+            };
+            names.enumerate().map(&mut take).collect()
         };
         let ends = apart.tier().ends();
         let (mut written, mut ended, mut failed) = (Vec::new(), Vec::new(), Vec::new());
@@ -148,7 +153,9 @@ impl Core {
         let mut stay = Vec::new();
         {
             let mut ledger = self.ledger.lock();
-            for (_, place, mut dues, _) in ended.into_iter().filter(|(.., stored)| *stored) {
+            let stored = ended.into_iter().filter(|(.., stored)| *stored);
+            for (turn, (_, place, mut dues, _)) in stored.enumerate() {
+                ledger.take_turns(turn);
                 dues.spent.written();
                 self.note_stored(place.identity.namespace, &place.identity.key, place.len);
                 if !goes_on {
@@ -188,7 +195,10 @@ impl Core {
             {
                 let mut ledger = self.ledger.lock();
                 let apart = self.tiers[tier].apart().is_some();
+                let mut turn = 0;
                 places.retain(|place| {
+                    ledger.take_turns(turn);
+                    turn += 1;
                     let held = ledger.held.remove(&(tier, place.token));
                     let is_mine = held.is_some() || !apart;
                     given_back.extend(held);

@@ -66,8 +66,7 @@ impl Arenas {
         let mut all = others.clone();
         all.push(Arc::clone(&arena));
         self.devices.store(Arc::new(Devices(all)));
-        drop(wishes);
-        drop(placing);
+        drop((wishes, placing));
         for group in &groups {
             group.spread(true);
             arena.join(group, 0);

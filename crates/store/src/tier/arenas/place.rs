@@ -102,7 +102,7 @@ impl Arenas {
             false => self.reserve_among(None, namespace, wanted, spaces),
             true => {
                 // Calls for one device do not wait for one another here.
-                let placing = self.placing.read();
+                let placing = self.placing.share();
                 let devices = self.devices.load();
                 let Some(only) = devices.only() else {
                     // A second one has come meanwhile.
