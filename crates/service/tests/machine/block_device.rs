@@ -347,7 +347,7 @@ fn links_and_tiers(device: &Device) {
     let both = json!({"devices": [{"path": name}, {"path": link.to_str().unwrap()}]});
     let mut settings = device.settings(json!({}));
     settings["nvme"] = both;
-    let twice = kvdepot_service::open(&Config::new("Nvme", &settings).unwrap());
+    let twice = Config::new("Nvme", &settings);
     says(twice.err().unwrap(), &["nvme.devices"]);
     depot.close();
     std::fs::remove_file(link).unwrap();

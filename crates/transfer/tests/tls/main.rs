@@ -26,7 +26,6 @@ use common::{
     Home, Late, Local, bytes, config, done, ended, engine_of, held, ms, pieces, submit, until,
     within,
 };
-use kvdepot_store::Depot;
 use kvdepot_testkit::Rng;
 use kvdepot_testkit::child::{self, Child};
 use kvdepot_testkit::proxy::{Act, Proxy, Way};
@@ -453,7 +452,6 @@ fn hosts_of_a_depot_put_and_get_by_their_certificates() {
 
     let mut section = cluster.settings("Peer", 0);
     section["peer"].as_object_mut().unwrap().remove("tls_key");
-    let missing = Depot::open(&hosts::config("Peer", &section).unwrap());
-    let missing = missing.err().unwrap();
+    let missing = hosts::config("Peer", &section).err().unwrap();
     assert!(missing.to_string().contains("peer.tls_key"), "{missing}");
 }

@@ -1,6 +1,8 @@
 //! A depot that is under pressure, and the memory that calls copy from and to.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, Key, Namespace};
@@ -9,7 +11,6 @@ use serde_json::{Value, json};
 use crate::bench::media::spec;
 use crate::bench::report::Row;
 use crate::error::Error;
-use crate::leftovers::Scratch;
 
 /// Bytes of a block's payload.
 pub(super) const BLOCK: usize = 4096;
@@ -29,8 +30,8 @@ pub(super) fn is_of_files(tier: &str) -> bool {
 pub(super) struct Store {
     pub(super) depot: Depot,
     pub(super) ns: Namespace,
-    /// What it is made in, and goes with it.
-    _scratch: Scratch,
+    /// Where it is made, and removed again.
+    dir: PathBuf,
 }
 
 impl Store {
@@ -40,15 +41,13 @@ impl Store {
         blocks: u64,
         admission: &str,
     ) -> Result<Store, Error> {
-        let scratch = Scratch::new(dir)?;
-        let config = Config::new(tier, &settings(scratch.path(), tier, blocks, admission))?;
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let dir = dir.join(NEXT.fetch_add(1, Ordering::Relaxed).to_string());
+        fs::create_dir(&dir).map_err(Error::io(&dir))?;
+        let config = Config::new(tier, &settings(&dir, tier, blocks, admission))?;
         let depot = kvdepot_service::open(&config)?;
         let ns = depot.namespace(&spec())?;
-        Ok(Store {
-            depot,
-            ns,
-            _scratch: scratch,
-        })
+        Ok(Store { depot, ns, dir })
     }
 
     /// Stores blocks whose bytes are all these, one call for all.
@@ -87,6 +86,14 @@ impl Store {
             after = some.last().copied();
         }
         Ok(there)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.depot.close();
+        // What is left goes with the directory around it.
+        let _best_effort = fs::remove_dir_all(&self.dir);
     }
 }
 
