@@ -281,9 +281,11 @@ impl Room {
     }
 
     /// Whether it is known what stays. What a nearer tier has is there or not, whatever the last
-    /// one has; and `Posix` knows not yet that what is stored continues what was used before it.
+    /// one has; `Posix` knows not yet that what is stored continues what was used before it; and
+    /// learned admission has arenas evict a prompt's own head.
     fn is_judged(&self) -> bool {
-        !self.shape.pipeline.contains('|') && self.shape.pipeline != "Posix"
+        let is_arena = !self.shape.pipeline.contains('|') && self.shape.pipeline != "Posix";
+        is_arena && !self.shape.learned
     }
 
     fn ns(&self) -> &Namespace {
