@@ -37,12 +37,18 @@ def measured_s(llama: Any) -> float:
     return float(llama_cpp.llama_perf_context(llama.ctx).t_p_eval_ms / 1000)
 
 
-def test_a_state_that_is_a_little_longer_is_used(
-    make_llama: Callable[..., Any], depot: kvdepot.Depot
-) -> None:
+def stored(make_llama: Callable[..., Any], depot: kvdepot.Depot) -> tuple[Any, Any]:
+    """A Llama whose state of TOKENS is in the depot, and one without tokens."""
     storing, llama = make_llama(), make_llama()
     storing.eval(TOKENS)
     States(storing, depot).save()
+    return storing, llama
+
+
+def test_a_state_that_is_a_little_longer_is_used(
+    make_llama: Callable[..., Any], depot: kvdepot.Depot
+) -> None:
+    storing, llama = stored(make_llama, depot)
     logits = logits_after(storing)
     cache = KvdepotCache(llama, depot)
     llama.eval(TOKENS[:LIVE])
@@ -59,9 +65,7 @@ def test_a_state_that_is_a_little_longer_is_used(
 def test_a_medium_that_was_slow_is_passed_over_and_tried_again(
     make_llama: Callable[..., Any], depot: kvdepot.Depot
 ) -> None:
-    storing, llama = make_llama(), make_llama()
-    storing.eval(TOKENS)
-    States(storing, depot).save()
+    _, llama = stored(make_llama, depot)
     cache = KvdepotCache(llama, depot)
     compute(llama, TOKENS[:LIVE])
     # Ten minutes for one load: no machine takes that long to compute 100 tokens.
@@ -78,9 +82,7 @@ def test_a_medium_that_was_slow_is_passed_over_and_tried_again(
 def test_a_state_that_the_llama_lacks_most_of_is_loaded_at_any_cost(
     make_llama: Callable[..., Any], depot: kvdepot.Depot
 ) -> None:
-    storing, llama = make_llama(), make_llama()
-    storing.eval(TOKENS)
-    States(storing, depot).save()
+    _, llama = stored(make_llama, depot)
     cache = KvdepotCache(llama, depot)
     compute(llama, TOKENS[:800])
     cache.costs.loaded(1700 * 1024, 600.0)

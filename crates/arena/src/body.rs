@@ -55,7 +55,7 @@ pub struct Arena {
     pub(crate) capacity: AtomicU64,
     /// Whether blocks are no longer written here.
     pub(crate) leaving: AtomicBool,
-    /// Whether no tier stands behind it: what is evicted here is lost.
+    /// Whether this is the last tier of its pipeline: no other tier has the blocks it evicts.
     pub(crate) is_last: AtomicBool,
     pub(crate) durability: Durability,
     /// `None` for memory that dies with the process.
@@ -115,7 +115,7 @@ pub(crate) struct State {
     pub(crate) promised: (u64, u64),
     /// Holes that are being made: all that is free is spoken for, lest somebody fill one.
     pub(crate) digs: u64,
-    /// Which blocks may be evicted ahead of need, where blocks had to be evicted for others.
+    /// Limit of eviction ahead of need; `None` until a block needed an eviction.
     pub(crate) need: Option<EvictionLimit>,
     /// Extents that are not used again, because the medium failed under them.
     pub(crate) lost: Vec<(u64, u64)>,

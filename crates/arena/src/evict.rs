@@ -57,14 +57,13 @@ impl Arena {
         self.evict_some_ahead(None)
     }
 
-    /// As [`Arena::evict_ahead`], where there was need on a device beside this one: which blocks
-    /// may be evicted for it.
+    /// As [`Arena::evict_ahead`], with the limit of another device of the tier.
     pub fn evict_ahead_for_all(&self, need: EvictionLimit) -> bool {
         self.evict_some_ahead(Some(need))
     }
 
-    /// Which blocks may be evicted ahead of need, where blocks had to be evicted here for others;
-    /// whoever asks sees to it.
+    /// Returns the limit of eviction ahead of need; `None` if no block needed an eviction here. The
+    /// caller evicts.
     pub fn hear_need(&self) -> Option<EvictionLimit> {
         self.low.store(false, Ordering::Relaxed);
         self.state.lock().need
@@ -516,7 +515,7 @@ mod tests {
             .unwrap();
         fill(&arena, 16);
         remove(&arena, (1000..1100).step_by(2));
-        // The oldest block is known, and in another shard: whoever looks for it waits for nobody.
+        // The order of use has found the oldest block, in another shard than the one held below.
         let shard_of_oldest = || loop {
             match arena.state.lock().order.look(&arena.index) {
                 Oldest::Block(slot, _) | Oldest::Used(slot, _) => return slot >> 28,

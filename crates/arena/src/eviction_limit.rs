@@ -1,5 +1,5 @@
-//! Which blocks may be evicted to store a block. Without a limit, a prompt as large as the arena
-//! evicts all other prompts, and then its own prefix.
+//! The limit of eviction: the blocks that may be evicted to store a block. Without a limit, a
+//! prompt as large as the arena evicts all other prompts, and then its own prefix.
 //!
 //! Blocks that were used after a prompt's first store are never evicted for it, so a prompt does
 //! not evict its own prefix. The new blocks of a prompt evict the least recently used blocks until
@@ -37,12 +37,12 @@ impl Wanted {
 }
 
 impl Arena {
-    /// Sets whether no tier stands behind this one.
+    /// Sets whether this is the last tier of its pipeline.
     pub fn set_last(&self, is_last: bool) {
         self.is_last.store(is_last, Ordering::Relaxed);
     }
 
-    /// Whether no tier stands behind this one.
+    /// Whether this is the last tier of its pipeline.
     pub fn is_last(&self) -> bool {
         self.is_last.load(Ordering::Relaxed)
     }
@@ -76,8 +76,8 @@ impl Arena {
         self.may_evict_oldest(state, wanted)
     }
 
-    /// Whether the least recently used block may be evicted for this one; true if it is not known
-    /// yet. What may be evicted for a block may be evicted ahead of need.
+    /// Returns whether the least recently used block may be evicted for this one; true if the order
+    /// of use has not found it yet. If so, eviction ahead of need may use the same limit.
     pub(crate) fn may_evict_oldest(&self, state: &mut State, wanted: &Wanted) -> bool {
         let limit = self.eviction_limit(state, wanted);
         let may = match state.order.look(&self.index) {

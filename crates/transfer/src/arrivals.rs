@@ -69,7 +69,8 @@ enum Heard {
     /// Not all of it has come.
     Little,
     Proof(Hello, [u8; MAC]),
-    Wrong(String),
+    /// Why it is refused, and the bytes that say so to it.
+    Wrong(String, Vec<u8>),
 }
 
 /// Accepts until the host closes, and the listener is shut for that.
@@ -99,7 +100,11 @@ pub(crate) fn run<H: Host>(listener: &Unshared<impl AsFd>, host: &Arc<H>) {
                     hello,
                     welcome,
                 }),
-                Heard::Wrong(why) => host.refused(arrival.peer, &why),
+                Heard::Wrong(why, last) => {
+                    // First, so that it is counted when the other end reads of it.
+                    host.refused(arrival.peer, &why);
+                    drop(arrival.say(&last));
+                }
                 Heard::Little if now < arrival.until => waiting.push(arrival),
                 Heard::Little => host.refused(arrival.peer, "it has not proved itself in time"),
             }
@@ -203,7 +208,7 @@ impl Arrival {
     /// Hears what has come, and answers it.
     fn hear(&mut self, host: &impl Host) -> Heard {
         let heard = self.try_hear(host);
-        heard.unwrap_or_else(|failure| Heard::Wrong(failure.into_text()))
+        heard.unwrap_or_else(|failure| Heard::Wrong(failure.into_text(), Vec::new()))
     }
 
     fn try_hear(&mut self, host: &impl Host) -> Result<Heard, Failure> {
@@ -213,7 +218,13 @@ impl Arrival {
         let (hello, proof) = self.heard.split_at(size_of::<Hello>());
         let hello = Hello::read_from_bytes(hello).map_err(lost)?;
         let Some(challenge) = self.challenge else {
-            self.challenge = Some(self.answer(&hello, host)?);
+            let (challenge, greeting) = Arrival::answer(&hello, host)?;
+            if greeting != Greeting::GoOn {
+                let last = challenge.as_bytes().to_vec();
+                return Ok(Heard::Wrong(format!("{greeting:?}"), last));
+            }
+            self.say(challenge.as_bytes())?;
+            self.challenge = Some(challenge);
             return self.try_hear(host);
         };
         if proof.len() < MAC {
@@ -232,12 +243,12 @@ impl Arrival {
             return Ok(Heard::Proof(hello, proof.mac(Turn::Target, &theirs)));
         }
         // It need not try again, as one does whose connection ends.
-        self.say(&[0; MAC])?;
-        Ok(Heard::Wrong("it has another token".to_owned()))
+        let last = vec![0; MAC];
+        Ok(Heard::Wrong("it has another token".to_owned(), last))
     }
 
-    /// What a hello was answered with; an error where that is the end.
-    fn answer(&mut self, hello: &Hello, host: &impl Host) -> Result<Challenge, Failure> {
+    /// The answer to a hello.
+    fn answer(hello: &Hello, host: &impl Host) -> Result<(Challenge, Greeting), Failure> {
         let (greeting, credit) = host.greeting();
         let greeting = match (greeting, hello.greet().map_err(lost)?) {
             (Greeting::GoOn, told) => told,
@@ -245,11 +256,7 @@ impl Arrival {
         };
         let nonce = random().map_err(lost)?;
         let challenge = Challenge::new(greeting, credit, host.shake().engine, nonce);
-        self.say(challenge.as_bytes())?;
-        match greeting {
-            Greeting::GoOn => Ok(challenge),
-            other => Err(Failure::Refused(format!("{other:?}"))),
-        }
+        Ok((challenge, greeting))
     }
 
     /// Receives until there are so many bytes; false where more are to come.

@@ -193,8 +193,10 @@ class Sequence:
 
     def _layout_of_run(self, state: Bytes, first: int) -> LlamaLayout | None:
         """Where rows lie in the state of the tokens from `first` on; None where it is none."""
+        if self.layout is None:
+            return None
         count = self.llama.n_tokens - first
-        rows = self.layout.resized(count)  # type: ignore[union-attr]
+        rows = self.layout.resized(count)
         if len(state) < rows.state_bytes:
             return None
         numbers = state[CELL_NAME_BYTES * count : CELLS_AT + 12 * count].view("<i4")

@@ -125,6 +125,14 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
+/// Returns the smallest value that a `share` of all values, 0 to 1, do not exceed.
+pub(super) fn quantile(values: &mut [f64], share: f64) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    let at = (values.len() as f64 * share).ceil() as usize;
+    let at = at.clamp(1, values.len().max(1)) - 1;
+    values.get(at).copied().unwrap_or(f64::NAN)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -157,5 +165,14 @@ mod tests {
         assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
         assert!(median(Vec::new()).is_nan());
+    }
+
+    #[test]
+    fn a_quantile_is_a_value_that_was_measured() {
+        let mut values: Vec<f64> = (1..=1000).rev().map(f64::from).collect();
+        assert_eq!(quantile(&mut values, 0.999), 999.0);
+        assert_eq!(quantile(&mut values, 0.5), 500.0);
+        assert_eq!(quantile(&mut [7.0], 0.999), 7.0);
+        assert!(quantile(&mut [], 0.5).is_nan());
     }
 }

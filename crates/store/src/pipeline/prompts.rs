@@ -1,9 +1,9 @@
 //! Positions of a call's blocks in their prompt. Engines store a prompt in many calls, and the
 //! eviction limit of a tier is for a prompt, not for a call.
 //!
-//! A block's stamp says it: those of the next call follow the stamp of the block that it
-//! continues. A block that found no room, or whose tier has no stamps, is remembered for a while:
-//! what continues it knows where it stands, and it is known when it is offered again.
+//! The stamps of a call follow the stamp of the block that the call continues. The pipeline
+//! remembers the last calls with a block that found no space or was declined, and those of tiers
+//! without stamps: the next call of the prompt continues them.
 
 use std::collections::HashMap;
 
@@ -103,17 +103,23 @@ impl Core {
         }
     }
 
-    /// Notes the blocks of a call that found no room, from the first one on.
-    pub(crate) fn note_full(
+    /// Notes a call whose blocks were not all stored: the next call of the prompt continues it. Of
+    /// the blocks that found no space, and of those that the admission policy declined, it takes
+    /// the first index. A block that found no space evicts more when a call offers it again.
+    pub(crate) fn note_refused(
         &self,
         namespace: NamespaceId,
         keys: &[Key],
-        first: usize,
+        (full, declined): (Option<usize>, Option<usize>),
         stamps: Stamps,
     ) {
-        let next = Stamps::behind(stamps.of(first));
-        let key = keys[first];
-        self.prompts.note(Identity { namespace, key }, next);
-        self.note_end(namespace, keys, stamps);
+        if let Some(first) = full {
+            let next = Stamps::behind(stamps.of(first));
+            let key = keys[first];
+            self.prompts.note(Identity { namespace, key }, next);
+        }
+        if full.or(declined).is_some() {
+            self.note_end(namespace, keys, stamps);
+        }
     }
 }

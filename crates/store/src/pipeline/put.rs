@@ -156,7 +156,7 @@ impl Put {
         for (_, outcome) in &routes.settled {
             self.core.metrics.put_outcome(*outcome);
         }
-        self.note_full(&routes);
+        self.note_refused(&routes);
         // They are put again.
         if self.core.edges.iter().any(Edge::is_for_touched) {
             let stored = routes.settled.iter();
@@ -350,14 +350,16 @@ impl Put {
         });
     }
 
-    /// Notes what found no room: it is in no tier, and is offered again.
-    fn note_full(&self, routes: &Routes) {
-        let settled = routes.settled.iter();
-        let full = settled.filter(|(_, outcome)| *outcome == Outcome::Full);
-        if let Some(first) = full.map(|(at, _)| *at).min() {
-            let core = &self.core;
-            core.note_full(self.namespace, &self.keys, first, self.stamps);
-        }
+    /// Notes the blocks that were not stored: the next call of the prompt continues them.
+    fn note_refused(&self, routes: &Routes) {
+        let ended = |wanted: Outcome| {
+            let settled = routes.settled.iter();
+            let ended = settled.filter(move |(_, outcome)| *outcome == wanted);
+            ended.map(|(at, _)| *at).min()
+        };
+        let first = (ended(Outcome::Full), ended(Outcome::Declined));
+        self.core
+            .note_refused(self.namespace, &self.keys, first, self.stamps);
     }
 
     fn identity(&self, index: usize) -> Identity {

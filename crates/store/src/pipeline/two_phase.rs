@@ -259,9 +259,14 @@ impl Core {
         }
         self.touch(namespace, &again);
         let is_full = |answer: &_| matches!(answer, Some(Err(Refused::Full(_))));
-        if let Some(first) = answers.iter().position(is_full) {
-            self.note_full(namespace, &keys, first, stamps);
-        }
+        let is_declined = |answer: &_| matches!(answer, Some(Err(Refused::Declined)));
+        let first = |is: fn(&Option<_>) -> bool| answers.iter().position(is);
+        self.note_refused(
+            namespace,
+            &keys,
+            (first(is_full), first(is_declined)),
+            stamps,
+        );
         for answer in answers.iter_mut().flatten() {
             match answer {
                 Ok(reservation) => {

@@ -1,4 +1,4 @@
-//! What calls of many keys take.
+//! Time of a call, by its number of keys.
 
 use std::path::Path;
 use std::time::Instant;
@@ -62,7 +62,7 @@ fn measure(
 ) -> Result<Vec<(&'static str, f64)>, Error> {
     let mut random = Random(31 + round as u64);
     let mut keys = || (0..count).map(|_| random.key()).collect::<Vec<Key>>();
-    let memory = Memory::new(count as usize);
+    let memory = Memory::new(count as usize)?;
     let mut times = Vec::new();
     let mut time = |op, run: &mut dyn FnMut() -> Result<(), Error>| -> Result<(), Error> {
         let start = Instant::now();
@@ -70,7 +70,7 @@ fn measure(
         times.push((op, start.elapsed().as_secs_f64()));
         Ok(())
     };
-    // With what files of one block each take at most.
+    // The directory keeps a part of its capacity free.
     let store = Store::new(dir, tier, count + count / 4 + 64, "all")?;
     let all = keys();
     time("put", &mut || store.put(None, &all, &memory.payload))?;
@@ -84,7 +84,7 @@ fn measure(
     time("remove", &mut || Ok(store.ns.remove(&all).map(drop)?))?;
     let others = keys();
     time("reserve", &mut || reserve(&store.ns, &others))?;
-    // Most of them find no room.
+    // Capacity for an eighth of the keys.
     let full = Store::new(dir, tier, count / 8 + 64, "all")?;
     time("put_beyond", &mut || {
         full.put(None, &others, &memory.payload)
@@ -92,7 +92,7 @@ fn measure(
     Ok(times)
 }
 
-/// Reserves room for blocks, and gives it back.
+/// Reserves space for blocks, and aborts the reservations.
 pub(super) fn reserve(ns: &Namespace, keys: &[Key]) -> Result<(), Error> {
     let blocks: Vec<(Key, Vec<u64>)> = keys.iter().map(|key| (*key, vec![BLOCK as u64])).collect();
     let reservations: Vec<_> = ns.reserve(&blocks)?.into_iter().flatten().collect();

@@ -1,4 +1,4 @@
-//! What of a prompt that is used again and again stays, while larger ones pass.
+//! How much of a prompt that is in use stays stored while large prompts are stored.
 
 use std::path::Path;
 
@@ -12,19 +12,19 @@ use crate::error::Error;
 
 pub(super) const ADMISSIONS: [&str; 2] = ["all", "learned"];
 
-/// Blocks of a tier, and of the prompt that is used.
+/// Blocks of the last tier, and of the prompt in use.
 const TIER: u64 = 1024;
 const HOT: usize = 64;
-/// Prompts of usual size that are there before.
+/// Prompts of one step each that fill the tier first.
 const USUAL: usize = 60;
 
-/// Quarters of the tier that the large prompts have.
+/// Size of each large prompt, in quarters of the tier.
 const LARGE: [u64; 3] = [2, 4, 8];
 
 pub(super) fn run(dir: &Path, tier: &str, report: &mut Report<'_>) -> Result<(), Error> {
     for admission in ADMISSIONS {
         let store = Store::new(dir, tier, TIER, admission)?;
-        let memory = Memory::new(STEP);
+        let memory = Memory::new(STEP)?;
         let mut random = Random(29);
         let mut prompt = |blocks: usize| (0..blocks).map(|_| random.key()).collect::<Vec<Key>>();
         let hot = prompt(HOT);
@@ -32,7 +32,7 @@ pub(super) fn run(dir: &Path, tier: &str, report: &mut Report<'_>) -> Result<(),
             report.interrupt.check()?;
             store.serve(&prompt(STEP), &memory)?;
         }
-        // Whatever is stored at the first sight alone, it is there in the end.
+        // Learned admission may decline its blocks at first.
         while store.serve(&hot, &memory)? < HOT {
             report.interrupt.check()?;
         }
@@ -40,7 +40,6 @@ pub(super) fn run(dir: &Path, tier: &str, report: &mut Report<'_>) -> Result<(),
         for quarters in LARGE {
             report.interrupt.check()?;
             store.serve(&prompt((quarters * TIER / 4) as usize), &memory)?;
-            // What was written to a nearer tier only does not count.
             store.drain()?;
             kept = kept.min(store.serve(&hot, &memory)?);
         }

@@ -1,5 +1,6 @@
-//! What requests find, where a document that is larger than the tier comes now and then.
+//! Hit rate of a trace among documents that are larger than the tier.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use kvdepot_store::Key;
@@ -8,7 +9,7 @@ use serde_json::json;
 use super::store::{Memory, STEP, Store, is_of_files, row};
 use crate::args::Pressure;
 use crate::bench::random::Random;
-use crate::bench::report::{Report, Row};
+use crate::bench::report::Report;
 use crate::bench::trace::{self, Prompt};
 use crate::error::Error;
 
@@ -16,7 +17,7 @@ use crate::error::Error;
 const EACH: usize = 100;
 /// Requests at most.
 const QUICK: usize = 2000;
-/// Files cost a system call or more each.
+/// Requests over a tier of files at most: each block costs several system calls.
 const FILES: usize = 3000;
 
 /// Blocks of the tier, of a hundred different ones.
@@ -34,7 +35,7 @@ pub(super) fn run(
         (false, true) => prompts.truncate(FILES),
         (false, false) => {}
     }
-    let blocks: std::collections::HashSet<u64> = prompts
+    let blocks: HashSet<u64> = prompts
         .iter()
         .flat_map(|prompt| prompt.blocks.iter().copied())
         .collect();
@@ -43,20 +44,13 @@ pub(super) fn run(
         [false, true].map(|documents| replay(dir, tier, &prompts, (capacity, documents), report));
     let (without, with) = (without?, with?);
     let case = json!({"tier": tier, "blocks": capacity, "requests": prompts.len()});
-    report.row(Row {
-        // A rate, whose limit is that without documents.
-        ..row("token_hit_rate", "", case, with).with(
-            with,
-            without,
-            with / without,
-            Some("without documents"),
-        )
-    })?;
+    let row = row("token_hit_rate", "", case, with);
+    report.row(row.with(with, without, with / without, Some("without documents")))?;
     report.case_done(tier);
     Ok(())
 }
 
-/// The part of the requests' own blocks that were there.
+/// Returns the part of the blocks in the trace that were stored when a request asked for them.
 fn replay(
     dir: &Path,
     tier: &str,
@@ -65,7 +59,7 @@ fn replay(
     report: &Report<'_>,
 ) -> Result<f64, Error> {
     let store = Store::new(dir, tier, capacity as u64, "all")?;
-    let memory = Memory::new(STEP);
+    let memory = Memory::new(STEP)?;
     let mut random = Random(53);
     let (mut there, mut all) = (0, 0);
     for (number, prompt) in (1..).zip(prompts) {

@@ -1,4 +1,4 @@
-//! How long small calls take beside one that is large.
+//! Latency of small calls while another thread makes large ones.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kvdepot_store::{Key, Namespace};
+use kvdepot_store::Key;
 use serde_json::json;
 
 use super::calls;
@@ -15,15 +15,17 @@ use super::store::{BLOCK, Memory, Store, is_of_files, row};
 use crate::args::Pressure;
 use crate::bench::random::Random;
 use crate::bench::report::{Report, Row};
+use crate::bench::rounds::quantile;
 use crate::error::Error;
+use crate::leftovers::Scratch;
 
-/// What the large calls do.
+/// Operations of the large calls.
 pub(super) const BESIDE: [&str; 4] = ["get", "put", "lookup", "reserve"];
 
-/// What the small ones do.
+/// Operations of the small calls.
 const OPS: [&str; 4] = ["get", "put", "lookup", "stats"];
 
-/// How long they are made.
+/// Time for which small calls run beside one kind of large call.
 const SPELL: Duration = Duration::from_secs(4);
 
 /// Blocks that small gets ask for.
@@ -47,45 +49,43 @@ pub(super) fn run(
     };
     for beside in BESIDE {
         report.interrupt.check()?;
-        // With room for what is put beside what is there, so that both stay.
+        // Large enough that the large puts evict only each other's blocks.
         let store = Store::new(dir, tier, 4 * count, "all")?;
         let mut random = Random(37);
         let mut keys = |count: u64| (0..count).map(|_| random.key()).collect::<Vec<Key>>();
         let (large, small) = (keys(count), keys(SMALL as u64));
-        let memory = Memory::new(count as usize);
+        let memory = Memory::new(count as usize)?;
         store.put(None, &large, &memory.payload)?;
         store.put(None, &small, &memory.payload)?;
         store.drain()?;
-        let (stop, rounds) = (AtomicBool::new(false), 2);
+        let stop = AtomicBool::new(false);
         let taken = thread::scope(|scope| {
             let calls = scope.spawn(|| {
                 let mut random = Random(41);
-                let mut calls = 0;
                 while !stop.load(Ordering::Relaxed) {
-                    let others = || (0..count).map(|_| random.key()).collect::<Vec<Key>>();
+                    let new: Vec<Key> = (0..count).map(|_| random.key()).collect();
                     match beside {
                         "get" => {
                             let buffers = memory.buffers(large.len())?;
                             store.ns.get(large.clone(), buffers)?.wait(None)?;
                         }
-                        "put" => store.put(None, &{ others }(), &memory.payload)?,
+                        "put" => store.put(None, &new, &memory.payload)?,
                         "lookup" => drop(store.ns.contains(&large)?),
-                        _ => calls::reserve(&store.ns, &{ others }())?,
+                        _ => calls::reserve(&store.ns, &new)?,
                     }
-                    calls += 1;
                 }
-                Ok::<usize, Error>(calls)
+                Ok::<(), Error>(())
             });
-            let taken = small_calls(&store, &small, spell * rounds);
+            let taken = small_calls(&store, &small, spell);
             stop.store(true, Ordering::Relaxed);
             let ran = calls
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             ran.and(taken)
         })?;
-        for (op, times) in OPS.iter().zip(taken) {
+        for (op, mut times) in OPS.iter().zip(taken) {
             let case = json!({"tier": tier, "beside": beside, "keys": count, "op": op});
-            let value = p99(times.clone()) * 1e3;
+            let value = quantile(&mut times, 0.99) * 1e3;
             let row = Row {
                 rounds: times.len(),
                 ..row("small_p99_ms", "ms", case, value)
@@ -104,7 +104,7 @@ pub(super) fn run(
 
 /// Seconds of each small call, one of each kind after the other.
 fn small_calls(store: &Store, keys: &[Key], spell: Duration) -> Result<[Vec<f64>; 4], Error> {
-    let memory = Memory::new(1);
+    let memory = Memory::new(1)?;
     let mut random = Random(43);
     let mut taken: [Vec<f64>; 4] = Default::default();
     let start = Instant::now();
@@ -112,7 +112,7 @@ fn small_calls(store: &Store, keys: &[Key], spell: Duration) -> Result<[Vec<f64>
         let key = keys[random.below(keys.len() as u64) as usize];
         for (op, times) in OPS.iter().zip(&mut taken) {
             let begun = Instant::now();
-            small_call(&store.ns, op, key, random.key(), &memory, store)?;
+            small_call(store, op, (key, random.key()), &memory)?;
             times.push(begun.elapsed().as_secs_f64());
         }
     }
@@ -120,26 +120,25 @@ fn small_calls(store: &Store, keys: &[Key], spell: Duration) -> Result<[Vec<f64>
 }
 
 fn small_call(
-    ns: &Namespace,
-    op: &str,
-    there: Key,
-    new: Key,
-    memory: &Memory,
     store: &Store,
+    op: &str,
+    (stored, new): (Key, Key),
+    memory: &Memory,
 ) -> Result<(), Error> {
+    let ns = &store.ns;
     match op {
-        "get" => drop(ns.get(vec![there], memory.buffers(1)?)?.wait(None)?),
+        "get" => drop(ns.get(vec![stored], memory.buffers(1)?)?.wait(None)?),
         "put" => store.put(None, &[new], &memory.payload)?,
-        "lookup" => drop(ns.contains(&[there])?),
+        "lookup" => drop(ns.contains(&[stored])?),
         _ => drop(store.depot.stats()),
     }
     Ok(())
 }
 
-/// The same of a plain program: reads of 4 KiB, beside as many bytes that others write to new
-/// files.
+/// Returns the same quantile of a plain program's reads of 4 KiB, in seconds, while two threads
+/// write files of a block and its header.
 fn plain_reads(dir: &Path, count: u64, spell: Duration) -> Result<f64, Error> {
-    let scratch = crate::leftovers::Scratch::new(dir)?;
+    let scratch = Scratch::new(dir)?;
     let dir = scratch.path();
     let read = dir.join("read");
     fs::write(&read, vec![7; SMALL * BLOCK]).map_err(Error::io(&read))?;
@@ -156,7 +155,7 @@ fn plain_reads(dir: &Path, count: u64, spell: Duration) -> Result<f64, Error> {
         }
         Ok(())
     };
-    let times = thread::scope(|scope| {
+    let mut times = thread::scope(|scope| {
         let writers = [0, 1].map(|thread| scope.spawn(move || write(thread)));
         let (mut times, mut page, start) = (Vec::new(), vec![0; BLOCK], Instant::now());
         let mut random = Random(47);
@@ -179,12 +178,5 @@ fn plain_reads(dir: &Path, count: u64, spell: Duration) -> Result<f64, Error> {
         }
         ran.map(|()| times)
     })?;
-    Ok(p99(times))
-}
-
-/// What 99 % of them do not exceed.
-fn p99(mut times: Vec<f64>) -> f64 {
-    times.sort_unstable_by(f64::total_cmp);
-    let at = (times.len() * 99).div_ceil(100).saturating_sub(1);
-    times.get(at).copied().unwrap_or(f64::NAN)
+    Ok(quantile(&mut times, 0.99))
 }

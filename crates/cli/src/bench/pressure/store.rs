@@ -8,14 +8,14 @@ use std::time::Duration;
 use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, Key, Namespace};
 use serde_json::{Value, json};
 
-use crate::bench::media::spec;
+use crate::bench::media::{Region, spec};
 use crate::bench::report::Row;
 use crate::error::Error;
 
 /// Bytes of a block's payload.
 pub(super) const BLOCK: usize = 4096;
 
-/// Longest wait for writes that are under way.
+/// Longest wait for the write-back queue.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Blocks of a call with which an engine stores a part of a prompt.
@@ -26,11 +26,11 @@ pub(super) fn is_of_files(tier: &str) -> bool {
     tier.ends_with("Posix")
 }
 
-/// A depot that is new and has room for so many blocks in its last tier.
+/// A new depot with a capacity of so many blocks in its last tier.
 pub(super) struct Store {
     pub(super) depot: Depot,
     pub(super) ns: Namespace,
-    /// Where it is made, and removed again.
+    /// Its own directory, removed with the depot.
     dir: PathBuf,
 }
 
@@ -50,7 +50,7 @@ impl Store {
         Ok(Store { depot, ns, dir })
     }
 
-    /// Stores blocks whose bytes are all these, one call for all.
+    /// Stores blocks that all have this payload, in one call.
     pub(super) fn put(
         &self,
         after: Option<Key>,
@@ -64,16 +64,18 @@ impl Store {
         Ok(())
     }
 
-    /// Waits until all is in the last tier that goes there.
+    /// Waits until the write-back queue is empty.
     pub(super) fn drain(&self) -> Result<(), Error> {
         match self.depot.drain(PATIENCE) {
             true => Ok(()),
-            false => Err(Error::Bench("writes did not end within a minute".into())),
+            false => Err(Error::Bench(
+                "the write-back queue did not empty within 60 s".into(),
+            )),
         }
     }
 
-    /// Does what an engine does with a prompt: it loads the blocks that are there, and stores the
-    /// others in the calls of its steps. Returns how many were there.
+    /// Serves a prompt as an engine does: loads its stored prefix, and stores the other blocks in
+    /// calls of [`STEP`] blocks. Returns the number of blocks in the prefix.
     pub(super) fn serve(&self, keys: &[Key], memory: &Memory) -> Result<usize, Error> {
         let there = self.ns.prefix(keys)?;
         for some in keys[..there].chunks(memory.blocks) {
@@ -99,46 +101,42 @@ impl Drop for Store {
 
 /// The caller's memory.
 pub(super) struct Memory {
-    /// What is stored.
+    /// Bytes of each block that is stored.
     pub(super) payload: Buffer,
-    /// Where blocks are loaded to.
-    loaded: Buffer,
+    /// Memory of so many blocks that gets load into.
+    loaded: Region,
     pub(super) blocks: usize,
 }
 
 impl Memory {
-    pub(super) fn new(blocks: usize) -> Memory {
-        Memory {
+    pub(super) fn new(blocks: usize) -> Result<Memory, Error> {
+        Ok(Memory {
             payload: Buffer::from_vec(vec![7; BLOCK]),
-            loaded: Buffer::from_vec(vec![0; blocks * BLOCK]),
+            loaded: Region::new(blocks * BLOCK)?,
             blocks,
-        }
+        })
     }
 
+    /// Returns a buffer for each of the first `count` blocks.
     pub(super) fn buffers(&self, count: usize) -> Result<BlockBuffers, Error> {
-        let mut buffers = BlockBuffers::default();
-        for at in 0..count {
-            let piece = self.loaded.slice(at * BLOCK, BLOCK);
-            buffers.push([piece.map_err(kvdepot_store::Error::from)?]);
-        }
-        Ok(buffers)
+        self.loaded.buffers(BLOCK, 0..count)
     }
 }
 
 fn settings(dir: &Path, tier: &str, blocks: u64, admission: &str) -> Value {
     let block = BLOCK as u64;
-    // Its table, and what aligning the data takes.
+    // Records of 128 bytes, and alignment.
     let arena = json!({
         "path": dir.join("arena"), "records": blocks,
         "capacity": blocks * (block + 128) + (4 << 20),
     });
-    // A block in front of files takes its bytes, and one in a file a header besides.
     let near = if tier == "Cache" { blocks } else { blocks / 4 };
     let mut settings = json!({"admission": admission, "socket": "off"});
     for name in tier.split('|') {
         match name {
             "Cache" => settings["cache"] = json!({"capacity": near * block}),
             "Posix" => {
+                // A header of one page in front of each payload.
                 settings["posix"] = json!({
                     "path": dir.join("files"), "capacity": 2 * blocks * block,
                 });

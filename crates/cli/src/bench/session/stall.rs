@@ -17,7 +17,7 @@ use super::kept::{CUT, Kept, fail};
 use super::plan::{Io, Plan};
 use super::whole::{Memory, row};
 use crate::bench::report::{Report, Row};
-use crate::bench::rounds::median;
+use crate::bench::rounds::{median, quantile};
 use crate::error::Error;
 use crate::leftovers::Scratch;
 
@@ -160,14 +160,6 @@ fn alone(decoder: &mut Decoder, count: usize) -> Vec<f64> {
     each.collect()
 }
 
-/// The value that a share of all are below, at most.
-fn quantile(values: &mut [f64], share: f64) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    let at = (values.len() as f64 * share).ceil() as usize;
-    let at = at.clamp(1, values.len().max(1)) - 1;
-    values.get(at).copied().unwrap_or(f64::NAN)
-}
-
 /// Runs of a decoder with and without a save beside it, in turns.
 pub(super) fn run(
     plan: &Plan,
@@ -240,15 +232,6 @@ pub(super) fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_quantile_is_a_value_that_was_measured() {
-        let mut values: Vec<f64> = (1..=1000).rev().map(f64::from).collect();
-        assert_eq!(quantile(&mut values, 0.999), 999.0);
-        assert_eq!(quantile(&mut values, 0.5), 500.0);
-        assert_eq!(quantile(&mut [7.0], 0.999), 7.0);
-        assert!(quantile(&mut [], 0.5).is_nan());
-    }
 
     #[test]
     fn a_step_reads_as_many_weights_wherever_it_begins() {

@@ -1,13 +1,13 @@
 //! Histories of prompts that are larger than an eighth of a tier, among usual ones: what stays and
 //! what is evicted, in each tier by itself and behind a memory.
 
-mod room;
+mod depot;
 mod steps;
 
+use depot::PromptDepot;
 use kvdepot_testkit::Rng;
 use kvdepot_testkit::sim::tally::Tally;
 use kvdepot_testkit::sim::{History, Subject, watch};
-use room::Room;
 use steps::{Deed, Shape};
 
 use crate::world::Law;
@@ -28,9 +28,9 @@ impl Subject for Prompts {
     }
 
     fn run(&self, history: &History<Shape, Deed>, tally: &mut Tally) -> Law {
-        let mut room = Room::new(&history.shape);
-        let ran = room.live(&history.steps);
-        *tally = std::mem::take(tally).plus(&room.tally);
+        let mut depot = PromptDepot::new(&history.shape);
+        let ran = depot.live(&history.steps);
+        *tally = std::mem::take(tally).plus(&depot.tally);
         ran
     }
 
@@ -43,7 +43,7 @@ impl Subject for Prompts {
     }
 }
 
-impl Room {
+impl PromptDepot {
     fn live(&mut self, deeds: &[(u64, Deed)]) -> Law {
         self.open()?;
         for (number, deed) in deeds {

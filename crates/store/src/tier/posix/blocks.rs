@@ -47,7 +47,7 @@ pub(super) struct Common {
     pub(super) open: Arc<Open>,
     /// Longest wait of a put for space that a collection frees.
     pub(super) for_space: Duration,
-    /// Whether no tier stands behind it: what is evicted here is lost.
+    /// Whether this is the last tier of its pipeline: no other tier has the blocks it evicts.
     pub(super) is_last: bool,
     pub(super) stored: [AtomicU64; 2],
     /// Which blocks that are not stored are logged.

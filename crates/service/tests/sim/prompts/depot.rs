@@ -24,7 +24,7 @@ enum Prompt {
     Large(u16),
 }
 
-pub struct Room {
+pub struct PromptDepot {
     shape: Shape,
     dir: tempfile::TempDir,
     depot: Option<(Depot, Namespace)>,
@@ -37,13 +37,13 @@ pub struct Room {
     pub tally: Tally,
 }
 
-impl Room {
-    pub fn new(shape: &Shape) -> Room {
+impl PromptDepot {
+    pub fn new(shape: &Shape) -> PromptDepot {
         let dir = tempfile::Builder::new()
             .prefix("kvsim")
             .tempdir_in(crate::disk::dir())
             .unwrap();
-        Room {
+        PromptDepot {
             shape: shape.clone(),
             dir,
             depot: None,
@@ -280,8 +280,9 @@ impl Room {
         Ok(())
     }
 
-    /// Whether it is known what stays. What a nearer tier has is there or not, whatever the last
-    /// one has; and `Posix` knows not yet that what is stored continues what was used before it.
+    /// Whether the laws on evictions apply: in an in-process tier by itself. An upper tier hides
+    /// the evictions of the last tier. `Posix` does not know yet that a stored block continues a
+    /// prefix that was loaded before.
     fn is_judged(&self) -> bool {
         !self.shape.pipeline.contains('|') && self.shape.pipeline != "Posix"
     }
