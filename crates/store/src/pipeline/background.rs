@@ -301,7 +301,7 @@ impl Core {
             _ if !self.goes_on(tier) => None,
             (There::Named(token), Stage::Here(arenas)) => arenas.pin_token(token),
             (There::Named(_), Stage::Apart(apart)) => {
-                let pinned = apart.pin(namespace, &[key]).wait();
+                let pinned = apart.pin(namespace, &[key], &[]).wait();
                 pinned.and_then(|pinned| pinned.into_iter().next().flatten())
             }
         }

@@ -223,11 +223,16 @@ impl Get {
         then: impl FnOnce(Vec<(usize, Place)>, Vec<usize>) + Send + 'static,
     ) {
         let keys: Vec<Key> = indices.iter().map(|index| self.keys[*index]).collect();
+        let used = self.stamps_of(&indices);
         let get = Arc::clone(self);
-        apart.pin(self.namespace, &keys).then(move |places| {
+        apart.pin(self.namespace, &keys, &used).then(move |places| {
             let (pinned, rest) = get.sort_out(indices, places);
             then(pinned, rest);
         });
+    }
+
+    fn stamps_of(&self, indices: &[usize]) -> Vec<u64> {
+        indices.iter().map(|index| self.stamps.of(*index)).collect()
     }
 
     /// What a tier that may answer late has pinned of these, and what it has not.
@@ -332,7 +337,7 @@ impl Get {
                 && self.caller.reaches(apart)
             {
                 let keys: Vec<Key> = rest.iter().map(|index| self.keys[*index]).collect();
-                let later = match apart.pin(self.namespace, &keys) {
+                let later = match apart.pin(self.namespace, &keys, &self.stamps_of(&rest)) {
                     Answer::Now(places) => {
                         let (pinned, missing) = self.sort_out(rest, places);
                         found.push(pinned);
@@ -452,6 +457,9 @@ impl Get {
         let bytes = pinned.iter().map(|(_, place)| place.len).sum();
         let name = core.tiers[tier].name();
         self.task.begins_at(name, pinned.len(), bytes);
+        let used = pinned.iter().map(|(index, _)| *index);
+        let used = used.map(|index| (self.keys[index], self.stamps.of(index)));
+        core.note_used(tier, self.namespace, used);
         let buffers = match &self.caller {
             Caller::Here(buffers) => buffers,
             Caller::There { lanes, .. } => return self.copy_there(lanes.as_ref(), tier, pinned),

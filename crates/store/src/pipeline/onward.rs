@@ -63,7 +63,8 @@ impl Core {
                     let Ok(pass) = self.gate.enter() else { return };
                     let core = Arc::clone(self);
                     let stamps = self.uses.asked();
-                    apart.pin(id, &stayed).then(move |places| {
+                    let used: Vec<u64> = (0..stayed.len()).map(|at| stamps.of(at)).collect();
+                    apart.pin(id, &stayed, &used).then(move |places| {
                         let places = places.unwrap_or_default().into_iter().enumerate();
                         let places = places.filter_map(|(at, place)| {
                             let stamp = stamps.of(at);

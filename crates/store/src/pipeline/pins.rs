@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use kvdepot_arena::parts::{self, Parts};
-use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, held};
+use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Stamps, held};
 
 use super::Core;
 use super::ledger::Promotion;
@@ -99,7 +99,7 @@ impl Core {
                     }
                 }
                 Stage::Apart(apart) => {
-                    let pinned = pin_apart(apart, through_doors, namespace, keys, &found);
+                    let pinned = pin_apart(apart, through_doors, namespace, (keys, stamps), &found);
                     let stamped = |(index, place)| {
                         let stamp = stamps.of(index);
                         (index, Place { stamp, ..place })
@@ -107,6 +107,8 @@ impl Core {
                     places.extend(pinned.into_iter().map(stamped));
                 }
             }
+            let used = places.iter().map(|(at, _)| (keys[*at], stamps.of(*at)));
+            self.note_used(tier, namespace, used);
             // One whose part table does not verify is asked of the next tier.
             open(here, places, |index, place, parts| {
                 pins[index] = Some(make((tier, here), place, parts));
@@ -142,7 +144,9 @@ impl Core {
                     let missing: Vec<usize> = (0..keys.len()).filter(|at| !found[*at]).collect();
                     let asked: Vec<Key> = missing.iter().map(|at| keys[*at]).collect();
                     if !asked.is_empty() {
-                        let pinned = apart.pin(namespace, &asked).wait().unwrap_or_default();
+                        let used: Vec<u64> = missing.iter().map(|at| stamps.of(*at)).collect();
+                        let pinned = apart.pin(namespace, &asked, &used).wait();
+                        let pinned = pinned.unwrap_or_default();
                         let each = missing.into_iter().zip(pinned);
                         places.extend(each.filter_map(|(at, place)| Some((at, place?))));
                     }
@@ -228,7 +232,7 @@ fn pin_apart(
     apart: &Apart,
     through_doors: bool,
     namespace: NamespaceId,
-    keys: &[Key],
+    (keys, stamps): (&[Key], Stamps),
     found: &[bool],
 ) -> Vec<(usize, Place)> {
     let missing: Vec<usize> = (0..keys.len()).filter(|at| !found[*at]).collect();
@@ -237,7 +241,9 @@ fn pin_apart(
         return Vec::new();
     }
     let asked: Vec<Key> = missing.iter().map(|at| keys[*at]).collect();
-    let pinned = apart.pin(namespace, &asked).wait().unwrap_or_default();
+    let used: Vec<u64> = missing.iter().map(|at| stamps.of(*at)).collect();
+    let pinned = apart.pin(namespace, &asked, &used).wait();
+    let pinned = pinned.unwrap_or_default();
     let pinned = missing.into_iter().zip(pinned).filter_map(|(at, place)| {
         // The checksum is seeded with who was asked for, whatever the tier says it is.
         let identity = Identity {

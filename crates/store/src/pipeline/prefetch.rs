@@ -151,7 +151,9 @@ impl Call {
         };
         missing.truncate(apart.promotions_max());
         let keys: Vec<Key> = missing.iter().map(|index| self.keys[*index]).collect();
-        apart.pin(self.namespace, &keys).then(move |places| {
+        let used = missing.iter().map(|index| self.stamps.of(*index));
+        let used: Vec<u64> = used.collect();
+        apart.pin(self.namespace, &keys, &used).then(move |places| {
             for (index, place) in missing.into_iter().zip(places.unwrap_or_default()) {
                 if let Some(place) = place {
                     found[index] = true;

@@ -94,6 +94,27 @@ impl Core {
         }
     }
 
+    /// Notes that a call uses blocks of a tier: the slower ones that have them keep them as long,
+    /// and a call that stores blocks behind the last of them continues the prompt.
+    pub(super) fn note_used(
+        &self,
+        tier: usize,
+        namespace: NamespaceId,
+        used: impl Iterator<Item = (Key, u64)>,
+    ) {
+        let mut slower = self.tiers[tier + 1..].iter().filter_map(Stage::apart);
+        if let Some(next) = slower.next() {
+            let used: Vec<(Key, u64)> = used.collect();
+            let tiers = std::iter::once(next).chain(slower);
+            tiers.for_each(|apart| apart.tier().note_used(namespace, &used));
+        } else if self.tiers[tier].apart().is_some()
+            && let Some((key, stamp)) = used.last()
+        {
+            let block = Identity { namespace, key };
+            self.prompts.note(block, Stamps::behind(stamp));
+        }
+    }
+
     /// Notes how a prompt goes on behind a call.
     fn note_end(&self, namespace: NamespaceId, keys: &[Key], stamps: Stamps) {
         if let Some((key, before)) = keys.split_last() {

@@ -336,7 +336,7 @@ impl Core {
         let runs = copies.chunk_by(|a, b| of(a).namespace == of(b).namespace);
         for run in runs.flat_map(|run| run.chunks(few)) {
             let keys: Vec<Key> = run.iter().map(|copy| of(copy).key).collect();
-            let there = apart.pin(of(&run[0]).namespace, &keys).wait();
+            let there = apart.pin(of(&run[0]).namespace, &keys, &[]).wait();
             let there = there.unwrap_or_default();
             self.tiers[from].unpin(there.iter().flatten());
             let same = |(there, (index, _)): (Option<Place>, &(usize, Reserved))| {

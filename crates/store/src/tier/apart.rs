@@ -270,10 +270,15 @@ impl Apart {
         self.ask(self.lookup, |reply| self.tier.probe(id, keys, reply))
     }
 
-    pub(crate) fn pin(&self, id: NamespaceId, keys: &[Key]) -> Answer<Vec<Option<Place>>> {
+    pub(crate) fn pin(
+        &self,
+        id: NamespaceId,
+        keys: &[Key],
+        used: &[u64],
+    ) -> Answer<Vec<Option<Place>>> {
         self.ask_for_pins(
             self.lookup,
-            |reply| self.tier.pin(id, keys, reply),
+            |reply| self.tier.pin(id, keys, used, reply),
             |tier, places| tier.unpin(&places.into_iter().flatten().collect::<Vec<_>>()),
         )
     }

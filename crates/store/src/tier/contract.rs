@@ -126,7 +126,18 @@ pub trait Tier: Send + Sync {
     /// Pins those that it has: each stays what it is, and readable, until it is unpinned. A
     /// [`Place`]'s token names the pin; its device is the number that the tier was opened with,
     /// and the rest of it is the tier's own. An answer that is too late is unpinned by who asked.
-    fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>);
+    /// `used` has the stamp of each key's use, or is empty if the blocks are not used.
+    fn pin(
+        &self,
+        namespace: NamespaceId,
+        keys: &[Key],
+        used: &[u64],
+        reply: Reply<Vec<Option<Place>>>,
+    );
+
+    /// Notes the use of blocks that a nearer tier has, by keys and stamps: if this tier has them,
+    /// they are as recently used here.
+    fn note_used(&self, _namespace: NamespaceId, _used: &[(Key, u64)]) {}
 
     /// Ends pins.
     fn unpin(&self, places: &[Place]);

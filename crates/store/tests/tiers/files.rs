@@ -234,7 +234,13 @@ impl Tier for Files {
         reply.answer(keys.iter().map(has).collect());
     }
 
-    fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
+    fn pin(
+        &self,
+        namespace: NamespaceId,
+        keys: &[Key],
+        _used: &[u64],
+        reply: Reply<Vec<Option<Place>>>,
+    ) {
         let find = |key: &Key| {
             let key = *key;
             self.find(Identity { namespace, key })

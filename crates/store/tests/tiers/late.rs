@@ -218,12 +218,19 @@ impl Tier for Late {
         );
     }
 
-    fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
+    fn pin(
+        &self,
+        namespace: NamespaceId,
+        keys: &[Key],
+        used: &[u64],
+        reply: Reply<Vec<Option<Place>>>,
+    ) {
         let tier = Arc::clone(&self.inner);
         let unpin = move |places: Vec<Option<Place>>| {
             tier.unpin(&places.into_iter().flatten().collect::<Vec<_>>());
         };
-        self.pass(|inner| self.inner.pin(namespace, keys, inner), reply, unpin);
+        let pin = |inner| self.inner.pin(namespace, keys, used, inner);
+        self.pass(pin, reply, unpin);
     }
 
     fn unpin(&self, places: &[Place]) {

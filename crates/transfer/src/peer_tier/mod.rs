@@ -288,7 +288,13 @@ impl Tier for Peers {
         lookups::probe(&self.common, namespace, keys, reply);
     }
 
-    fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
+    fn pin(
+        &self,
+        namespace: NamespaceId,
+        keys: &[Key],
+        _used: &[u64],
+        reply: Reply<Vec<Option<Place>>>,
+    ) {
         lookups::pin(&self.common, namespace, keys, reply);
     }
 

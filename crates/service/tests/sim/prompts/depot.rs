@@ -281,8 +281,8 @@ impl PromptDepot {
     }
 
     /// Whether the laws on evictions apply: in an in-process tier by itself. An upper tier hides
-    /// the evictions of the last tier. `Posix` does not know yet that a stored block continues a
-    /// prefix that was loaded before.
+    /// the evictions of the last tier. The files that `Posix` has seen last do not include the
+    /// tail that was stored since.
     fn is_judged(&self) -> bool {
         !self.shape.pipeline.contains('|') && self.shape.pipeline != "Posix"
     }

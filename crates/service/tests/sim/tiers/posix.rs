@@ -44,7 +44,7 @@ impl OnDisk {
     }
 
     pub fn pin(&self, namespace: NamespaceId, key: Key) -> Option<Place> {
-        let pinned = self.ask(|tier, reply| tier.pin(namespace, &[key], reply));
+        let pinned = self.ask(|tier, reply| tier.pin(namespace, &[key], &[], reply));
         pinned?.pop()?
     }
 

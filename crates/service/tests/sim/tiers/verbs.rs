@@ -65,7 +65,13 @@ impl Tier for Apart {
         self.0.answer((reply, Kind::Lookup), does, nothing);
     }
 
-    fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
+    fn pin(
+        &self,
+        namespace: NamespaceId,
+        keys: &[Key],
+        _used: &[u64],
+        reply: Reply<Vec<Option<Place>>>,
+    ) {
         let keys = keys.to_vec();
         let does = move |shelf: &Arc<Shelf>| {
             let each = keys.iter().map(|key| shelf.find(namespace, *key));

@@ -30,7 +30,7 @@ impl Put {
         let keys: Vec<Key> = kept.iter().map(|index| self.keys[*index]).collect();
         let put = Arc::clone(self);
         // Not by a probe, which believes for a while what others may have removed since.
-        apart.pin(self.namespace, &keys).then(move |places| {
+        apart.pin(self.namespace, &keys, &[]).then(move |places| {
             let places = places.unwrap_or_default();
             let mut there = places.iter().map(Option::is_some);
             let (stored, kept) = kept.into_iter().partition(|_| there.next() == Some(true));

@@ -78,12 +78,7 @@ impl Common {
     }
 
     /// Opens a block's file and pins it. It is the one at `index` of a call.
-    pub(super) fn find(
-        &self,
-        name: &Identity,
-        used: (usize, i64),
-        slot: Permits,
-    ) -> Option<Pinned> {
+    pub(super) fn find(&self, name: &Identity, used: Option<i64>, slot: Permits) -> Option<Pinned> {
         let (_, turn) = self.filter.of(std::iter::empty());
         let found = self.open.adopt(name, used, slot);
         let place = found.unwrap_or_else(|error| {

@@ -213,8 +213,17 @@ impl Tier for Posix {
         });
     }
 
-    fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
+    fn pin(
+        &self,
+        namespace: NamespaceId,
+        keys: &[Key],
+        used: &[u64],
+        reply: Reply<Vec<Option<Place>>>,
+    ) {
         let names = identities(namespace, keys);
+        let open = &self.common.open;
+        let used = names.iter().copied().zip(used.iter().copied());
+        let used = open.note_used(used);
         let (common, reads) = (Arc::clone(&self.common), Arc::clone(&self.reads));
         let count = names.len();
         let refusal = move || vec![None; count];
@@ -227,13 +236,12 @@ impl Tier for Posix {
             reply.in_turn(reads.pulse());
             let parts = reply.in_parts(count, told);
             let permits = Mutex::new(permits);
-            // All of a question are used at one time, so that a tail is older than its head.
-            let now = common.folder.now();
             let find = {
                 let parts = parts.clone();
-                move |(at, name)| {
+                move |(at, name): (usize, Identity)| {
                     let slot = permits.lock().take();
-                    let found = slot.and_then(|slot| common.find(&name, (at, now), slot));
+                    let used = used.get(at).copied();
+                    let found = slot.and_then(|slot| common.find(&name, used, slot));
                     parts.note(at, found);
                 }
             };
@@ -242,6 +250,19 @@ impl Tier for Posix {
                 reply.answer_parts(|| told(parts.take()));
             });
         });
+    }
+
+    fn note_used(&self, namespace: NamespaceId, used: &[(Key, u64)]) {
+        let named = used.iter().map(|(key, stamp)| {
+            (
+                Identity {
+                    namespace,
+                    key: *key,
+                },
+                *stamp,
+            )
+        });
+        drop(self.common.open.note_used(named));
     }
 
     fn unpin(&self, places: &[Place]) {

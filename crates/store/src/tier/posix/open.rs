@@ -131,11 +131,11 @@ impl Open {
     }
 
     /// Pins the block in a file, if it is the one of that name, whole, and its user's own. It is
-    /// `used` as the one at that index of a question, at that time.
+    /// `used` at that time.
     pub(super) fn adopt(
         &self,
         name: &Identity,
-        used: (usize, i64),
+        used: Option<i64>,
         slot: Permits,
     ) -> Result<Option<Place>, Error> {
         if !self.proves(name.namespace) {
@@ -169,7 +169,7 @@ impl Open {
         else {
             return self.adopt_unseen((name, used), (file, slot), &seen);
         };
-        self.mark_used((name, used), &file, &seen);
+        self.mark_used(used, &file, &seen);
         let place = Place {
             len,
             parts,
@@ -183,7 +183,7 @@ impl Open {
     /// As [`Open::adopt`], of a file whose header has to be read.
     fn adopt_unseen(
         &self,
-        (name, used): (&Identity, (usize, i64)),
+        (name, used): (&Identity, Option<i64>),
         (file, slot): (BlockFile, Permits),
         seen: &Seen,
     ) -> Result<Option<Place>, Error> {
@@ -222,7 +222,7 @@ impl Open {
             }
             return Ok(None);
         };
-        self.mark_used((name, used), &file, seen);
+        self.mark_used(used, &file, seen);
         let place = Place {
             len: header.len,
             parts: header.parts,

@@ -10,9 +10,9 @@ use std::hash::{BuildHasher, RandomState};
 use kvdepot_arena::{Identity, Use};
 use parking_lot::Mutex;
 
-/// Blocks, and prompts, that are kept: so many of the last ones, and at most twice as many.
+/// Blocks, and uses, that are kept: so many of the last ones, and at most twice as many.
 const KEPT: usize = 1 << 17;
-const PROMPTS: usize = 1 << 12;
+const USES: usize = 1 << 14;
 
 /// Times by numbers, of which the oldest go.
 struct Times {
@@ -46,7 +46,8 @@ impl Times {
 pub(super) struct Uses {
     secret: RandomState,
     blocks: Mutex<Times>,
-    prompts: Mutex<Times>,
+    /// The times of uses, by their first stamps.
+    times: Mutex<Times>,
 }
 
 impl Uses {
@@ -54,28 +55,37 @@ impl Uses {
         Uses {
             secret: RandomState::new(),
             blocks: Mutex::new(Times::new(KEPT)),
-            prompts: Mutex::new(Times::new(PROMPTS)),
+            times: Mutex::new(Times::new(USES)),
         }
     }
 
-    /// The time of a use now, in nanoseconds since 1970: of a block with that stamp. All of one
-    /// prompt have the time at which the first of them came.
+    /// The time of a use, in nanoseconds since 1970: of a block with that stamp. All blocks of one
+    /// use have the time at which the first of them came, but for those that are new behind a
+    /// prefix: they are older than the prefix, and not by much.
     pub(super) fn of(&self, stamp: u64, now: i64) -> i64 {
         let began = Use::of(stamp).began;
-        let mut prompts = self.prompts.lock();
-        let first = prompts.get(began).unwrap_or_else(|| {
-            prompts.set(began, now);
+        let is_new = began & UNIT as u64 == 0;
+        let both = began & !(UNIT as u64);
+        let mut times = self.times.lock();
+        let first = times.get(both).unwrap_or_else(|| {
+            times.set(both, now);
             now
         });
-        at(first, stamp)
+        at(if is_new { first - UNIT } else { first }, stamp)
     }
 
-    /// Notes that a block is used, at the time that is answered: the one at `index` of a call.
-    pub(super) fn note(&self, name: &Identity, index: usize, now: i64) -> i64 {
-        let time = at(now, Use::within(index));
-        let number = self.secret.hash_one(name);
-        self.blocks.lock().set(number, time);
-        time
+    /// Notes that blocks with these stamps are used, at the times that are returned. Eviction sees
+    /// all of these uses or none: a head that was not noted yet would be evicted before its tail.
+    pub(super) fn note(&self, used: impl Iterator<Item = (Identity, u64)>, now: i64) -> Vec<i64> {
+        let used: Vec<(u64, i64)> = used
+            .map(|(name, stamp)| (self.secret.hash_one(name), self.of(stamp, now)))
+            .collect();
+        let mut blocks = self.blocks.lock();
+        let noted = used.into_iter().map(|(number, time)| {
+            blocks.set(number, time);
+            time
+        });
+        noted.collect()
     }
 
     /// When a block was used last, as far as it is known here.
@@ -85,14 +95,18 @@ impl Uses {
     }
 }
 
-/// A time, with the place in the prompt that a stamp names in its last bits.
+/// The difference of new blocks and their prefix, in stamps and in nanoseconds: a millisecond.
+const UNIT: i64 = 1 << Use::BITS;
+
+/// A time, with the position in the prompt that a stamp names in its last bits.
 fn at(time: i64, stamp: u64) -> i64 {
-    let bits = (1 << Use::BITS) - 1;
-    time & !bits | stamp as i64 & bits
+    time & !(UNIT - 1) | stamp as i64 & (UNIT - 1)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use kvdepot_arena::{Key, NamespaceId, Stamps};
 
     use super::*;
@@ -112,11 +126,25 @@ mod tests {
             namespace: NamespaceId([1; 16]),
             key: Key([byte; 32]),
         };
-        let times = [0, 1, 2].map(|index| uses.note(&name(index as u8), index, now));
-        assert!(times.is_sorted_by(|a, b| a > b));
+        let asked = stamps.asked();
+        let later = now + 9_000_000_000;
+        let used = |range: Range<usize>| range.map(|at| (name(at as u8), asked.of(at)));
+        let mut times = uses.note(used(0..2), later);
+        times.extend(uses.note(used(2..3), later + 1_000_000_000));
+        assert!(times.is_sorted_by(|a, b| a > b) && times[2] > other);
         assert_eq!(
             (uses.last(&name(1)), uses.last(&name(9))),
             (Some(times[1]), None)
         );
+        let behind = Stamps::behind(asked.of(2));
+        let new = [0, 1].map(|index| uses.of(behind.of(index), later + 7_000_000_000));
+        assert!(new[1] < new[0] && new[0] < times[2] && new[1] > other);
+        // The blocks behind may come first.
+        let (asked, behind) = {
+            let asked = stamps.asked();
+            (asked, Stamps::behind(asked.of(0)))
+        };
+        let new = uses.of(behind.of(0), later);
+        assert!(uses.of(asked.of(0), later) > new);
     }
 }

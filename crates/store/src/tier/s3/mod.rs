@@ -257,10 +257,17 @@ impl Tier for S3 {
         self.look_up(asked, reply, has, told);
     }
 
-    fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
+    fn pin(
+        &self,
+        namespace: NamespaceId,
+        keys: &[Key],
+        used: &[u64],
+        reply: Reply<Vec<Option<Place>>>,
+    ) {
         let names = identities(namespace, keys);
         let pin = |common: Arc<Common>, name| async move { common.pin(name).await };
         let common = Arc::clone(&self.common);
+        let is_use = !used.is_empty();
         self.look_up(
             names,
             reply,
@@ -268,10 +275,20 @@ impl Tier for S3 {
             move |found: Vec<Option<Option<Pinned>>>| {
                 let pins = found.into_iter().map(Option::flatten);
                 let pins: Vec<_> = pins.map(|pin| pin.map(Pinned::hand_out)).collect();
-                common.note_uses(pins.iter().flatten().map(|place| place.identity));
+                if is_use {
+                    common.note_uses(pins.iter().flatten().map(|place| place.identity));
+                }
                 pins
             },
         );
+    }
+
+    fn note_used(&self, namespace: NamespaceId, used: &[(Key, u64)]) {
+        let named = used.iter().map(|(key, _)| Identity {
+            namespace,
+            key: *key,
+        });
+        self.common.note_uses(named);
     }
 
     fn unpin(&self, places: &[Place]) {

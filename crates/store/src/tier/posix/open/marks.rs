@@ -7,20 +7,23 @@ use super::Open;
 use crate::tier::BlockFile;
 
 impl Open {
-    /// Notes a use. What others see of it, a file's time, is moved when much of what they keep has
-    /// been replaced since, as far as that is possible.
-    pub(super) fn mark_used(
-        &self,
-        (name, (index, now)): (&Identity, (usize, i64)),
-        file: &BlockFile,
-        seen: &Seen,
-    ) {
-        let time = self.uses.note(name, index, now);
-        if i128::from(now) - seen.changed > self.usage.marking_interval()
+    /// Moves a file's time to that of a use, which other processes see, if many of their blocks
+    /// were replaced since, and as far as that is possible.
+    pub(super) fn mark_used(&self, used: Option<i64>, file: &BlockFile, seen: &Seen) {
+        let Some(time) = used else { return };
+        if i128::from(time) - seen.changed > self.usage.marking_interval()
             && let Ok(fd) = file.raw().fd()
         {
             let _best_effort = mark_used_at(fd, time).or_else(|_| mark_used(fd));
         }
+    }
+
+    /// Notes that blocks with these stamps are used, at the times that are returned.
+    pub(in super::super) fn note_used(
+        &self,
+        used: impl Iterator<Item = (Identity, u64)>,
+    ) -> Vec<i64> {
+        self.uses.note(used, self.folder.now())
     }
 
     /// Has the file of a block that is stored say where in its prompt it stands.
