@@ -214,8 +214,8 @@ impl PromptDepot {
         let got = get.and_then(|task| task.wait(Some(PATIENCE)));
         let got = got.map_err(failed)?;
         for (got, buffer) in got.iter().zip(buffers) {
-            // Elsewhere it may be evicted in between.
-            let is_there = *got || !self.is_judged();
+            // Files are evicted in the background, and so is what an upper tier hides.
+            let is_there = *got || self.shape.pipeline.contains("Posix") || !self.is_judged();
             law!(
                 is_there,
                 "{prompt:?} was found up to {there}, and not loaded"
@@ -280,11 +280,10 @@ impl PromptDepot {
         Ok(())
     }
 
-    /// Whether the laws on evictions apply: in an in-process tier by itself. An upper tier hides
-    /// the evictions of the last tier. The files that `Posix` has seen last do not include the
-    /// tail that was stored since.
+    /// Whether the laws on evictions apply: in a tier by itself. An upper tier hides the evictions
+    /// of the last tier.
     fn is_judged(&self) -> bool {
-        !self.shape.pipeline.contains('|') && self.shape.pipeline != "Posix"
+        !self.shape.pipeline.contains('|')
     }
 
     fn ns(&self) -> &Namespace {

@@ -15,7 +15,7 @@ use kvdepot_arena::{
 use kvdepot_host::EachMinute;
 use kvdepot_media::{Checksum, PART_LEN_MAX};
 
-use super::collect::Collector;
+use super::collect::{Collector, Wants};
 use super::described;
 use super::folder::{Folder, Kept};
 use super::losses::{Losses, Why};
@@ -133,13 +133,24 @@ impl Common {
         let bytes = room_of(LEN as u64 + wanted.len);
         let epoch = self.usage.epoch();
         let until = clock::now() + self.for_space;
+        // The tiers after this one have what it evicts, if it is not the last one.
+        let limit = match self.is_last {
+            true => self.open.limit_of(wanted.stamp),
+            false => i64::MAX,
+        };
+        self.collector.set_limit(limit);
+        let wants = Wants {
+            needed: bytes,
+            lacking: 0,
+            limit,
+        };
         let taken = match self.may_evict_for(wanted) {
             _ if !finds_room => Ok(false),
             true => self.usage.take(bytes).and_then(|taken| match taken {
                 true => Ok(true),
-                false => self.take_when_collected(bytes, until),
+                false => self.take_when_collected(wants, until),
             }),
-            false => self.take_spare_when_counted(bytes, until),
+            false => self.take_spare_when_counted(wants, until),
         };
         match taken {
             Ok(true) => {}
@@ -154,7 +165,12 @@ impl Common {
         {
             // The file system is, before the directory has its capacity.
             let left = until.saturating_duration_since(clock::now());
-            self.collector.make_space(bytes, left);
+            let wants = Wants {
+                needed: 0,
+                lacking: bytes,
+                limit,
+            };
+            let _is_left = self.collector.make_room(wants, left);
             made = making.create(wanted, epoch, &mut slot);
         }
         self.usage.settle(bytes);
@@ -216,26 +232,28 @@ impl Common {
     }
 
     /// Takes room that a collection makes. Others take of it too, so that it may need several.
-    fn take_when_collected(&self, bytes: u64, until: Instant) -> Result<bool, Error> {
-        let mut taken = false;
+    fn take_when_collected(&self, wants: Wants, until: Instant) -> Result<bool, Error> {
         for _ in 0..COLLECTIONS {
             let left = until.saturating_duration_since(clock::now());
-            if taken || left.is_zero() {
+            if left.is_zero() {
                 break;
             }
-            self.collector.make_room(bytes, left);
-            taken = self.usage.take(bytes)?;
+            let is_left = self.collector.make_room(wants, left);
+            let taken = self.usage.take(wants.needed)?;
+            if taken || !is_left {
+                return Ok(taken);
+            }
         }
-        Ok(taken)
+        Ok(false)
     }
 
-    fn take_spare_when_counted(&self, bytes: u64, until: Instant) -> Result<bool, Error> {
-        if let Some(taken) = self.usage.take_spare(bytes)? {
+    fn take_spare_when_counted(&self, wants: Wants, until: Instant) -> Result<bool, Error> {
+        if let Some(taken) = self.usage.take_spare(wants.needed)? {
             return Ok(taken);
         }
         let left = until.saturating_duration_since(clock::now());
-        self.collector.make_room(bytes, left);
-        Ok(self.usage.take_spare(bytes)?.unwrap_or(false))
+        let _is_left = self.collector.make_room(wants, left);
+        Ok(self.usage.take_spare(wants.needed)?.unwrap_or(false))
     }
 
     /// What cannot be stored now can be later, where somebody has removed the directory.
@@ -262,6 +280,9 @@ impl Common {
         match self.open.publish(reserved, checksum, pinned, lasts) {
             Ok(true) => {
                 self.filter.note(name, Some(()));
+                if let Some(time) = self.open.used_at(&name) {
+                    self.collector.note_stored(&name, time);
+                }
                 self.stored[0].fetch_add(1, Ordering::Relaxed);
                 let room = room_of(LEN as u64 + len);
                 self.stored[1].fetch_add(room, Ordering::Relaxed);

@@ -6,13 +6,14 @@
 //! a file's last change, which a reader moves to now when it is old: so it is the time of last use,
 //! as exact as needed and as cheap as possible.
 
-use std::collections::HashSet;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kvdepot_arena::{Error, clock};
+use kvdepot_arena::{Error, Identity, clock};
 use kvdepot_host::Condvar;
 use kvdepot_host::fork::Origin;
 use kvdepot_media::is_simulated;
@@ -21,7 +22,7 @@ use parking_lot::Mutex;
 use super::agree::agree;
 use super::folder::Folder;
 use super::losses::{Losses, Why};
-use super::name::{LEN_MAX, identity_of, room_of};
+use super::name::{LEN_MAX, file_of, identity_of, room_of};
 use super::usage::{self, BEGIN, Usage};
 use super::uses::Uses;
 
@@ -33,6 +34,9 @@ const REMEMBERED: u64 = 250;
 
 /// Files that go before the count is told.
 const EVICTIONS: usize = 256;
+
+/// Blocks stored since a look that are kept in the order of their times; more need a new look.
+const STORED: usize = 1 << 16;
 
 /// How long what a look has found is believed.
 const BELIEVED: Duration = Duration::from_secs(300);
@@ -72,6 +76,11 @@ struct Work {
     said: Mutex<Option<Instant>>,
     losses: Arc<Losses>,
     uses: Arc<Uses>,
+    /// Blocks that this process has stored since the last look. The tail of a prompt is older than
+    /// its head, which the look may have found.
+    stored: Mutex<BinaryHeap<Reverse<(i64, u32, String)>>>,
+    /// The limit of the last put.
+    limit: AtomicI64,
 }
 
 /// Result of an eviction of a file.
@@ -91,21 +100,26 @@ struct State {
     /// A round is under way, and how many have ended: who waits for one knows.
     running: bool,
     rounds: u64,
+    /// The limit at which the last round ended, if it did.
+    reached: Option<i64>,
 }
 
-/// What somebody wants to write.
+/// The space that a put needs.
 #[derive(Clone, Copy, Default)]
-struct Wants {
-    /// And finds no room for in the capacity.
-    needed: u64,
-    /// And the file system has no room for, however little of the capacity is in use.
-    lacking: u64,
+pub(super) struct Wants {
+    /// Bytes of the capacity.
+    pub(super) needed: u64,
+    /// Bytes of the file system, if that is full before the directory is.
+    pub(super) lacking: u64,
+    /// Time of the last use before which a file may be evicted for it.
+    pub(super) limit: i64,
 }
 
 impl Wants {
     fn add(&mut self, other: Wants) {
         self.needed = self.needed.max(other.needed);
         self.lacking = self.lacking.max(other.lacking);
+        self.limit = self.limit.max(other.limit);
     }
 
     fn nothing(self) -> bool {
@@ -177,6 +191,8 @@ impl Collector {
             said: Mutex::default(),
             losses: Arc::clone(losses),
             uses: Arc::clone(uses),
+            stored: Mutex::default(),
+            limit: AtomicI64::new(i64::MAX),
         });
         let mut thread = None;
         if !is_simulated() {
@@ -201,14 +217,18 @@ impl Collector {
         self.work.changed.notify_all();
     }
 
-    /// Waits for the end of a round that begins now, and makes room for so many bytes.
-    pub(super) fn make_room(&self, needed: u64, patience: Duration) {
-        self.ask(Wants { needed, lacking: 0 }, patience);
+    /// Sets the limit of a put: rounds that nobody waits for have the last one.
+    pub(super) fn set_limit(&self, limit: i64) {
+        self.work.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// The same where it is the file system that is full.
-    pub(super) fn make_space(&self, lacking: u64, patience: Duration) {
-        self.ask(Wants { needed: 0, lacking }, patience);
+    /// Notes that this process has stored a block, with the time of its file.
+    pub(super) fn note_stored(&self, name: &Identity, time: i64) {
+        let mut stored = self.work.stored.lock();
+        if stored.len() < STORED {
+            let folder = self.work.folder.number_of(name);
+            stored.push(Reverse((time, folder, file_of(name))));
+        }
     }
 
     /// Opens the directory again, if somebody has removed it.
@@ -216,9 +236,12 @@ impl Collector {
         self.work.open_again();
     }
 
-    fn ask(&self, wants: Wants, patience: Duration) {
+    /// Waits for the end of a round that begins now, and evicts files until there is space. Returns
+    /// false if no file is left that may be evicted.
+    pub(super) fn make_room(&self, wants: Wants, patience: Duration) -> bool {
+        let is_left = |reached: Option<i64>| reached.is_none_or(|reached| wants.limit > reached);
         if self.thread.lock().is_none() {
-            return self.work.round(&mut Found::default(), wants, false);
+            return is_left(self.work.round(&mut Found::default(), wants, false));
         }
         let deadline = clock::now() + patience;
         let mut state = self.work.state.lock();
@@ -230,9 +253,10 @@ impl Collector {
         while state.rounds < until && !self.work.ended.load(Ordering::Acquire) {
             let waited = self.work.changed.wait_until(&mut state, deadline);
             if waited.timed_out() {
-                return;
+                break;
             }
         }
+        is_left(state.reached)
     }
 
     pub(super) fn end(&self, deadline: Instant) {
@@ -268,9 +292,9 @@ impl Work {
                 (state.running, state.wanted) = (true, false);
                 std::mem::take(&mut state.wants)
             };
-            self.round(&mut found, wants, sweeps);
+            let reached = self.round(&mut found, wants, sweeps);
             let mut state = self.state.lock();
-            state.running = false;
+            (state.running, state.reached) = (false, reached);
             state.rounds += 1;
             self.changed.notify_all();
             if !state.wanted && !self.ended.load(Ordering::Acquire) {
@@ -301,14 +325,16 @@ impl Work {
         }
     }
 
-    fn round(&self, found: &mut Found, wants: Wants, sweeps: bool) {
+    /// Returns the limit, if the round ended since no file is left that was used before it.
+    fn round(&self, found: &mut Found, wants: Wants, sweeps: bool) -> Option<i64> {
         self.open_again();
-        if let Err(error) = self.collect(found, wants, sweeps) {
+        self.collect(found, wants, sweeps).unwrap_or_else(|error| {
             tracing::warn!(%error, path = %self.folder.path.display(), "cannot collect");
-        }
+            None
+        })
     }
 
-    fn collect(&self, found: &mut Found, wants: Wants, sweeps: bool) -> Result<(), Error> {
+    fn collect(&self, found: &mut Found, wants: Wants, sweeps: bool) -> Result<Option<i64>, Error> {
         self.folder.still_here()?;
         if sweeps {
             let swept = self.folder.sweep();
@@ -321,11 +347,17 @@ impl Work {
             }
         }
         let capacity = self.usage.capacity();
-        let Wants { needed, lacking } = wants;
+        let Wants {
+            needed, lacking, ..
+        } = wants;
+        let limit = match wants.nothing() {
+            true => self.limit.load(Ordering::Relaxed),
+            false => wants.limit,
+        };
         let lacks = |used: u64| needed > 0 && used + needed > capacity;
         let used = self.usage.used()?;
         if used < self.usage.part(BEGIN) && !lacks(used) && lacking == 0 {
-            return Ok(());
+            return Ok(None);
         }
         let end = self.usage.part(END).min(capacity.saturating_sub(needed));
         let end = match lacking {
@@ -338,26 +370,31 @@ impl Work {
         }
         let alone = self.alone(end, wants)?;
         if matches!(alone, Turn::Others) {
-            return Ok(());
+            return Ok(None);
         }
         loop {
             let used = self.usage.used()?;
             if used <= end || self.ended.load(Ordering::Acquire) {
-                return Ok(());
+                return Ok(None);
             }
             let fresh = found.at.is_some_and(|at| clock::since(at) < BELIEVED);
-            if found.old.is_empty() || !fresh {
+            if found.old.is_empty() || !fresh || self.stored.lock().len() >= STORED {
                 *found = self.look(self.usage.part(REMEMBERED))?;
                 if found.old.is_empty() {
-                    return Ok(());
+                    return Ok(None);
                 }
                 continue;
             }
             let (mut freed, mut count, mut used_since) = (0, 0, 0);
             while freed < used - end
                 && count < EVICTIONS
-                && let Some(old) = found.old.pop()
+                && let Some(old) = self.oldest(found)
             {
+                if old.changed >= i128::from(limit) {
+                    found.old.push(old);
+                    self.usage.freed(freed)?;
+                    return Ok(Some(limit));
+                }
                 count += 1;
                 // What cannot be removed stays, and others go.
                 match self.evict(&old).unwrap_or_else(|error| {
@@ -373,9 +410,28 @@ impl Work {
             self.folder.still_here()?;
             // Of a whole look: it would find the same again.
             if freed == 0 && used_since == 0 && found.old.is_empty() {
-                return Ok(());
+                return Ok(None);
             }
         }
+    }
+
+    /// Takes the oldest of the files that the last look found and of those stored since.
+    fn oldest(&self, found: &mut Found) -> Option<Old> {
+        let mut stored = self.stored.lock();
+        let is_older = |Reverse((time, ..)): &Reverse<(i64, u32, String)>| {
+            let found = found.old.last();
+            found.is_some_and(|found| i128::from(*time) < found.changed)
+        };
+        if !stored.peek().is_some_and(is_older) {
+            return found.old.pop();
+        }
+        let Reverse((time, folder, name)) = stored.pop()?;
+        let changed = time.into();
+        Some(Old {
+            changed,
+            folder,
+            name,
+        })
     }
 
     /// Waits for the turn to collect, where somebody needs it; others may do it meanwhile. One who
@@ -450,6 +506,7 @@ impl Work {
     /// is.
     fn look(&self, remembered: u64) -> Result<Found, Error> {
         let counted = self.usage.used()?;
+        self.stored.lock().clear();
         let mut looked = Looked::default();
         let mut marks = Vec::new();
         for number in 0..self.folder.folders() {

@@ -244,7 +244,7 @@ impl Folder {
         folder_name(self.number_of(identity))
     }
 
-    fn number_of(&self, identity: &Identity) -> u32 {
+    pub(super) fn number_of(&self, identity: &Identity) -> u32 {
         name::spread(identity) % self.folders()
     }
 

@@ -292,6 +292,11 @@ impl Tier for Posix {
         reply: Reply<Vec<Result<Reserved, Refused>>>,
     ) {
         let blocks = blocks.to_vec();
+        let named = |wanted: &Wanted| {
+            let key = wanted.key;
+            (Identity { namespace, key }, wanted.stamp)
+        };
+        drop(self.common.open.note_used(blocks.iter().map(named)));
         let (common, writes) = (Arc::clone(&self.common), Arc::clone(&self.writes));
         let refusal = {
             let (common, blocks) = (Arc::clone(&common), blocks.clone());

@@ -74,6 +74,13 @@ impl Uses {
         at(if is_new { first - UNIT } else { first }, stamp)
     }
 
+    /// The time before which files may be evicted for a block with that stamp: those of its prompt
+    /// have this time or a later one.
+    pub(super) fn limit(&self, stamp: u64, now: i64) -> i64 {
+        let began = Use::of(stamp).began & !(UNIT as u64);
+        self.of(began, now) & !(UNIT - 1)
+    }
+
     /// Notes that blocks with these stamps are used, at the times that are returned. Eviction sees
     /// all of these uses or none: a head that was not noted yet would be evicted before its tail.
     pub(super) fn note(&self, used: impl Iterator<Item = (Identity, u64)>, now: i64) -> Vec<i64> {

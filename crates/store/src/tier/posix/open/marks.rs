@@ -26,6 +26,16 @@ impl Open {
         self.uses.note(used, self.folder.now())
     }
 
+    /// The time before which files may be evicted for a block with that stamp.
+    pub(in super::super) fn limit_of(&self, stamp: u64) -> i64 {
+        self.uses.limit(stamp, self.folder.now())
+    }
+
+    /// When a block was used last, as far as it is known here.
+    pub(in super::super) fn used_at(&self, name: &Identity) -> Option<i64> {
+        self.uses.last(name)
+    }
+
     /// Has the file of a block that is stored say where in its prompt it stands.
     pub(super) fn mark_stored(&self, file: &BlockFile, stamp: u64) {
         if let Ok(fd) = file.raw().fd() {
