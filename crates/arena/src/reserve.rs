@@ -114,7 +114,7 @@ impl Arena {
         namespace: NamespaceId,
         blocks: &[Wanted],
     ) -> Option<Vec<Result<Reserved, Refused>>> {
-        let found = self.find_spaces(namespace, blocks, None)?;
+        let found = self.find_spaces(namespace, blocks, None, false)?;
         let found = blocks.iter().copied().zip(found);
         Some(self.settle(namespace, found.collect()))
     }
@@ -126,6 +126,7 @@ impl Arena {
         namespace: NamespaceId,
         blocks: &[Wanted],
         mut behind: Option<u64>,
+        until_full: bool,
     ) -> Option<Vec<Result<Space, Refused>>> {
         let closed = self.closed_to_writes();
         if closed.is_none() && self.lacks_room(namespace, blocks) {
@@ -165,8 +166,13 @@ impl Arena {
                 None => Err(self.refuse(&state, wanted.len)),
             };
             behind = space.as_ref().map_or(behind, Space::last);
+            let is_full = space.is_err();
             found.push(space);
+            if until_full && is_full {
+                break;
+            }
         }
+        drop(state);
         Some(found)
     }
 

@@ -38,7 +38,8 @@ pub(crate) struct Slab {
 /// free, or its carriers have as many as they may.
 struct Pool {
     free: Vec<usize>,
-    waiting: Turns<(Hands, Box<dyn Waits>)>,
+    /// By call and hands: those of one turn may all have a region, or none of them may.
+    waiting: Turns<(Hands, Box<dyn Waits>), (usize, Hands)>,
     with: HashMap<usize, With>,
     /// The most regions that are with one carrier.
     most: usize,
@@ -185,7 +186,8 @@ impl Slab {
         }
         // Under the lock: whoever cancels looks at what waits afterwards.
         if !task.is_cancelled() && !pool.is_stalled(hands) {
-            pool.waiting.push(task.call(), (hands, Box::new(task)));
+            pool.waiting
+                .push((task.call(), hands), (hands, Box::new(task)));
             return None;
         }
         drop(pool);

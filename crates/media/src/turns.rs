@@ -2,16 +2,17 @@
 //! for the end of a large one.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
 
-pub(crate) struct Turns<J> {
-    calls: HashMap<usize, VecDeque<J>>,
+pub(crate) struct Turns<J, C = usize> {
+    calls: HashMap<C, VecDeque<J>>,
     /// The calls that have jobs here; the first has the next turn.
-    order: VecDeque<usize>,
+    order: VecDeque<C>,
 }
 
-impl<J> Turns<J> {
+impl<J, C: Copy + Eq + Hash> Turns<J, C> {
     /// Adds a job of a call, behind the others of that call.
-    pub(crate) fn push(&mut self, call: usize, job: J) {
+    pub(crate) fn push(&mut self, call: C, job: J) {
         let jobs = self.calls.entry(call).or_default();
         if jobs.is_empty() {
             self.order.push_back(call);
@@ -24,9 +25,9 @@ impl<J> Turns<J> {
     }
 
     /// Takes the first job of the first call for which `may` returns true.
-    pub(crate) fn pop_if(&mut self, may: impl Fn(usize, &J) -> bool) -> Option<J> {
-        let first = |call: &usize| self.calls.get(call).and_then(VecDeque::front);
-        let is_next = |call: &usize| first(call).is_some_and(|job| may(*call, job));
+    pub(crate) fn pop_if(&mut self, may: impl Fn(C, &J) -> bool) -> Option<J> {
+        let first = |call: &C| self.calls.get(call).and_then(VecDeque::front);
+        let is_next = |call: &C| first(call).is_some_and(|job| may(*call, job));
         let at = self.order.iter().position(is_next)?;
         let call = self.order.remove(at)?;
         let jobs = self.calls.get_mut(&call)?;
@@ -53,7 +54,7 @@ impl<J> Turns<J> {
     }
 }
 
-impl<J> Default for Turns<J> {
+impl<J, C> Default for Turns<J, C> {
     fn default() -> Self {
         Self {
             calls: HashMap::new(),

@@ -244,3 +244,69 @@ fn a_lookup_of_many_keys_beside_a_drain_looks_again_only_for_those_that_it_misse
         "{most} beside a drain, {quiet} else"
     );
 }
+
+#[test]
+fn blocks_of_mixed_lengths_cost_little_each_where_the_large_ones_find_no_room() {
+    const MOST: u64 = 4000;
+    let _alone = ALONE.lock();
+    let mut all = Vec::new();
+    for name in ["two devices", "one device"] {
+        let names: &[&str] = if name == "two devices" {
+            &["a", "b"]
+        } else {
+            &["a"]
+        };
+        let capacity = if name == "two devices" {
+            "80MiB"
+        } else {
+            "160MiB"
+        };
+        let place = several(names, capacity);
+        let device = |name: &&str| json!({"path": place.dir().join(name), "capacity": capacity});
+        let list: Vec<_> = names.iter().map(device).collect();
+        let section = json!({"devices": list, "records": 60_000});
+        let place = place.with_section("dax", section);
+        let depot = place.open();
+        let ns = namespace(&depot);
+        let blocks = depot.stats().tiers[0].capacity_bytes / 4096;
+        for _ in 0..2 {
+            for from in (0..blocks).step_by(1000) {
+                let numbers: Vec<u64> = (from..blocks.min(from + 1000)).collect();
+                drop(put(&ns, &numbers, 4096));
+            }
+        }
+        // Holes of a granule each.
+        let every = keys((0..blocks).step_by(2));
+        ns.remove(&every).unwrap();
+        let pins = common::pin_all(&ns, 0..blocks);
+        let (small, large) = (block(0, 4096), block(0, 8 * 4096));
+        let mut calls = Vec::new();
+        let mut from = 1 << 32;
+        for count in [500, 1000, 2000, MOST] {
+            let each = (0..count).map(|at| {
+                if at % 2 == 0 {
+                    small.clone()
+                } else {
+                    large.clone()
+                }
+            });
+            let buffers = BlockBuffers::whole(each);
+            let (work, outcomes) = work_of(&depot, || {
+                let task = ns.put(keys(from..from + count), buffers).unwrap();
+                task.wait(Some(PATIENCE)).unwrap();
+                task.outcomes()
+            });
+            assert!(outcomes.contains(&Outcome::Done) && outcomes.contains(&Outcome::Full));
+            // Once more has the same holes.
+            ns.remove(&keys(from..from + count)).unwrap();
+            from += count;
+            calls.push((count, work));
+        }
+        ns.unpin(&pins, false);
+        depot.close();
+        all.push((name, calls));
+    }
+    for (name, calls) in all {
+        assert_linear(name, &calls);
+    }
+}

@@ -289,4 +289,68 @@ mod tests {
         copier.close();
         drop(std::mem::take(&mut *lock(&slow.kept)));
     }
+
+    /// Keeps what it is asked for until it is told to answer, and is waited for as long as it takes.
+    #[derive(Debug, Default)]
+    struct Later(Mutex<Vec<Receipt>>);
+
+    impl Carrier for Later {
+        fn alignment(&self) -> Alignment {
+            Alignment {
+                at: 1,
+                memory: None,
+            }
+        }
+
+        fn carry(self: Arc<Self>, receipts: Vec<Receipt>) {
+            lock(&self.0).extend(receipts);
+        }
+    }
+
+    fn behind_one_that_hangs(cancels: bool) {
+        let patience = if cancels { 3600_000 } else { 300 };
+        let (copier, slow) = (copier(), Slow::new(Duration::from_millis(patience)));
+        let later = Arc::new(Later::default());
+        let start = |carrier: Arc<dyn Carrier>, number: usize| {
+            let mut batch = copier.batch();
+            batch.of_call(7);
+            let there = Buffer::carried(carrier, number * LEN, LEN, true);
+            let here = Buffer::from_vec(vec![0; LEN]);
+            let id = PartId::whole([1; 16], [2; 32]);
+            batch.part(&id, &[there], &[here], None, 0).unwrap();
+            copier.submit(batch, |_| {})
+        };
+        // Three have regions, and one waits for one.
+        let hangs: Vec<_> = (0..4).map(|n| start(Arc::clone(&slow) as _, n)).collect();
+        // One has the last region, and two wait behind that.
+        let answers: Vec<_> = (0..3).map(|n| start(Arc::clone(&later) as _, n)).collect();
+        let mut cancelled = false;
+        let end = Instant::now() + Duration::from_secs(10);
+        while answers.iter().any(|one| !one.is_done()) {
+            let ended = answers.iter().filter(|one| one.is_done()).count();
+            assert!(
+                Instant::now() < end,
+                "cancels {cancels}: {ended} of 3 have ended, {} regions are free, {} of 4 hang",
+                copier.free_regions(),
+                hangs.iter().filter(|one| !one.is_done()).count(),
+            );
+            Slow::answer(std::mem::take(&mut *lock(&later.0)));
+            std::thread::sleep(Duration::from_millis(1));
+            if cancels && !cancelled && copier.free_regions() == 1 {
+                hangs.iter().for_each(|one| one.cancel());
+                cancelled = true;
+            }
+        }
+        drop(std::mem::take(&mut *lock(&slow.kept)));
+    }
+
+    #[test]
+    fn what_waits_behind_a_carrier_that_hangs_goes_on_when_that_is_waited_for_no_longer() {
+        behind_one_that_hangs(false);
+    }
+
+    #[test]
+    fn what_waits_behind_what_is_cancelled_goes_on() {
+        behind_one_that_hangs(true);
+    }
 }

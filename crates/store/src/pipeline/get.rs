@@ -44,6 +44,8 @@ struct Get {
     caller: Caller,
     task: Task,
     stamps: Stamps,
+    /// What had arrived in the near tier before the call looked there.
+    arrived: u64,
     staged: bool,
     /// Of keys that it loads from tiers that are slow to read.
     loads: Mutex<HashMap<usize, Load>>,
@@ -84,13 +86,13 @@ impl Core {
         task: &Task,
         options: GetOptions,
     ) {
-        let count = keys.len();
         self.asked(namespace, &keys);
         let core = Arc::clone(self);
         let mut apart = self.tiers.iter().filter_map(Stage::apart);
         let lies_beyond = self.tiers[0].here().is_some() && apart.any(|one| !caller.reaches(one));
         let get = Get {
             stamps: core.uses.asked(),
+            arrived: core.loads.arrived(),
             core,
             namespace,
             keys,
@@ -106,19 +108,60 @@ impl Core {
         if options.prefix {
             get.start_hits(0);
         } else {
-            let most = get.core.step_max();
-            match get.core.is_apart() {
-                false => steps(count, most)
-                    .for_each(|step| get.start(step.collect(), 0, Joining::Each, None)),
-                true => in_turns(steps(count, most), move |step, turn| {
-                    get.start(step.collect(), 0, Joining::Each, Some(turn));
-                }),
-            }
+            get.start_each();
         }
     }
 }
 
 impl Get {
+    /// Serves each key by itself. The tiers that answer at once serve all keys here; what they have
+    /// not is asked for in turns, in the threads that answer.
+    fn start_each(self: &Arc<Get>) {
+        let tiers = self.core.tiers.iter();
+        let (count, most) = (self.keys.len(), self.core.step_max());
+        let Some(apart) = tiers.map(Stage::apart).position(|apart| apart.is_some()) else {
+            return steps(count, most)
+                .for_each(|step| self.start(step.collect(), 0, Joining::Each, None));
+        };
+        let mut missed = Vec::new();
+        for step in steps(count, most) {
+            let serve = |left, tier| self.serve_at(tier, left, Joining::Each);
+            missed.extend((0..apart).fold(step.collect(), serve));
+        }
+        let get = Arc::clone(self);
+        in_turns(steps(missed.len(), most), move |step, turn| {
+            let step = missed[step].to_vec();
+            get.start(step, apart, Joining::Each, Some(turn));
+        });
+    }
+
+    /// Serves these keys from a tier that answers at once; returns those that it has not.
+    fn serve_at(self: &Arc<Get>, tier: usize, indices: Vec<usize>, joining: Joining) -> Vec<usize> {
+        let indices = self.join_at(tier, indices, joining);
+        let (pinned, rest) = self.pin(tier, &indices);
+        self.serve(tier, pinned);
+        rest
+    }
+
+    /// Begins to load these keys, where this tier is the first that is slow to read; returns those
+    /// that it loads by itself.
+    fn join_at(
+        self: &Arc<Get>,
+        tier: usize,
+        mut indices: Vec<usize>,
+        joining: Joining,
+    ) -> Vec<usize> {
+        if self.core.loads.begin_at(tier) && !indices.is_empty() {
+            let get = Arc::clone(self);
+            let restart = move |joined| move || get.start(joined, 0, Joining::Never, None);
+            indices = self.begin_loads(indices, joining, restart);
+            let (near, rest) = self.arrived_since(self.arrived, indices);
+            indices = rest;
+            self.serve(0, near);
+        }
+        indices
+    }
+
     /// Serves these keys from the tiers from `first` on. Their `turn` ends with the tiers' answers.
     fn start(
         self: &Arc<Get>,
@@ -127,32 +170,26 @@ impl Get {
         joining: Joining,
         turn: Option<Turn>,
     ) {
-        let arrived = self.core.loads.arrived();
-        for tier in first..self.core.tiers.len() {
-            if self.core.loads.begin_at(tier) && !indices.is_empty() {
-                let get = Arc::clone(self);
-                let restart = move |joined| move || get.start(joined, 0, Joining::Never, None);
-                indices = self.begin_loads(indices, joining, restart);
-                let (near, rest) = self.arrived_since(arrived, indices);
-                indices = rest;
-                self.serve(0, near);
-            }
+        for (tier, stage) in self.core.tiers.iter().enumerate().skip(first) {
+            let Stage::Apart(apart) = stage else {
+                indices = self.serve_at(tier, indices, joining);
+                continue;
+            };
+            indices = self.join_at(tier, indices, joining);
             if indices.is_empty() {
                 return;
             }
-            if let Stage::Apart(apart) = &self.core.tiers[tier] {
-                let get = Arc::clone(self);
-                if !self.caller.reaches(apart) {
-                    continue;
-                }
-                return self.ask(apart, indices, move |pinned, rest| {
-                    get.serve(tier, pinned);
-                    get.start(rest, tier + 1, joining, turn);
-                });
+            if !self.caller.reaches(apart) || turn.as_ref().is_some_and(Turn::is_over) {
+                continue;
             }
-            let (pinned, rest) = self.pin(tier, &indices);
-            indices = rest;
-            self.serve(tier, pinned);
+            let (get, limit) = (Arc::clone(self), apart.lookup_limit());
+            return self.ask(apart, indices, move |pinned, rest| {
+                if let Some(turn) = turn.as_ref().filter(|_| pinned.is_empty()) {
+                    turn.came_to_nothing(limit);
+                }
+                get.serve(tier, pinned);
+                get.start(rest, tier + 1, joining, turn);
+            });
         }
         drop(turn);
         self.bring_each(indices);

@@ -21,7 +21,7 @@ use crate::buffers::BlockBuffers;
 use crate::config::Overload;
 use crate::metrics::Op;
 use crate::task::{Outcome, Task};
-use crate::tier::{Apart, Arenas, Stage};
+use crate::tier::{Answer, Apart, Arenas, Stage};
 use write::Copy;
 
 /// One call's blocks. It holds the caller's memory until the last copy of it has stopped.
@@ -300,9 +300,12 @@ impl Put {
         let Some(apart) = self.core.tiers[tier].apart() else {
             return;
         };
-        let blocks = self.all_wanted(&mine);
-        let put = Arc::clone(self);
-        apart.reserve(self.namespace, &blocks).then(move |answers| {
+        let (put, limit) = (Arc::clone(self), apart.limit());
+        let answer = match turn.is_over() {
+            true => Answer::Now(None),
+            false => apart.reserve(self.namespace, &self.all_wanted(&mine)),
+        };
+        answer.then(move |answers| {
             let mut routes = Routes::default();
             let goes_on = further && put.core.goes_on(tier);
             let answered = answers.is_some();
@@ -345,6 +348,9 @@ impl Put {
                 true => put.pass_by(tier, refused, &mut routes),
                 false => Vec::new(),
             };
+            if routes.copies.is_empty() {
+                turn.came_to_nothing(limit);
+            }
             put.place_beyond(tier + 1, refused, routes);
             drop(turn);
         });
@@ -526,7 +532,8 @@ impl Put {
                     match core.send_on(&mut ledger, tier, token, waiters) {
                         Sent::OnItsWay => routes.released += 1,
                         Sent::Stays(stays) => routes.stay(index, stays),
-                        Sent::Gone => refused.push(index),
+                        // Its space may be free.
+                        Sent::Gone => again.push((index, dues)),
                     }
                 }
                 Err(Refused::Present(_)) => routes.settled.push((index, Outcome::Done)),

@@ -1,10 +1,14 @@
 //! Steps of a call that asynchronous tiers answer: a few are in flight at a time. So calls of few
 //! keys get their turn between the steps of a large one, and a step's time limit begins when the
-//! tiers can turn to it.
+//! tiers can turn to it. If a step comes to nothing within its limit, the steps after it end at once:
+//! a call takes no longer than one limit without progress.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
+use kvdepot_arena::clock;
 use parking_lot::Mutex;
 
 /// Steps of a call that are in flight: as many as hide the time that a tier takes to answer.
@@ -14,11 +18,29 @@ const IN_FLIGHT: usize = 4;
 struct Turns<S> {
     left: Mutex<Box<dyn Iterator<Item = S> + Send>>,
     start: Box<dyn Fn(S, Turn) + Send + Sync>,
+    /// Whether a step came to nothing within its limit.
+    is_over: Arc<AtomicBool>,
 }
 
 /// A step that is in flight. The next one starts when this is dropped.
 pub(super) struct Turn {
     next: Option<Box<dyn FnOnce() + Send>>,
+    begun: Instant,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Turn {
+    /// Whether the tiers are not to be asked any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Notes that a tier with that limit has answered the step with nothing.
+    pub(super) fn came_to_nothing(&self, limit: Duration) {
+        if clock::since(self.begun) >= limit {
+            self.is_over.store(true, Ordering::Release);
+        }
+    }
 }
 
 impl Drop for Turn {
@@ -37,6 +59,7 @@ pub(super) fn in_turns<S: Send + 'static>(
     let turns = Arc::new(Turns {
         left: Mutex::new(Box::new(steps)),
         start: Box::new(start),
+        is_over: Arc::default(),
     });
     (0..IN_FLIGHT).for_each(|_| turns.go_on());
 }
@@ -55,8 +78,16 @@ impl<S: Send + 'static> Turns<S> {
                     turns.go_on();
                 }
             };
-            let next = Some(Box::new(next) as Box<dyn FnOnce() + Send>);
-            (self.start)(step, Turn { next });
+            let turn = Turn {
+                next: Some(Box::new(next)),
+                begun: clock::now(),
+                is_over: Arc::clone(&self.is_over),
+            };
+            // One that panics keeps the steps after it from nothing, which may run in its unwinding.
+            let start = AssertUnwindSafe(|| (self.start)(step, turn));
+            if catch_unwind(start).is_err() {
+                tracing::error!("a step of a call panicked");
+            }
             if !ended.swap(true, Ordering::AcqRel) {
                 return;
             }
@@ -89,5 +120,32 @@ mod tests {
             }
             assert_eq!(*seen.lock(), Vec::from_iter(0..100_000));
         }
+    }
+
+    #[test]
+    fn steps_behind_one_that_came_to_nothing_within_its_limit_ask_nobody() {
+        for limit in [Duration::ZERO, Duration::from_secs(3600)] {
+            let asked: Arc<Mutex<Vec<u32>>> = Arc::default();
+            let notes = Arc::clone(&asked);
+            in_turns(0..100, move |step, turn| {
+                if !turn.is_over() {
+                    notes.lock().push(step);
+                    turn.came_to_nothing(limit);
+                }
+            });
+            let expected = if limit.is_zero() { 0..1 } else { 0..100 };
+            assert_eq!(*asked.lock(), Vec::from_iter(expected));
+        }
+    }
+
+    #[test]
+    fn a_step_that_panics_keeps_no_other_from_its_turn() {
+        let seen: Arc<Mutex<Vec<u32>>> = Arc::default();
+        let notes = Arc::clone(&seen);
+        in_turns(0..10, move |step, _turn| {
+            notes.lock().push(step);
+            assert!(step % 2 == 0, "an odd step");
+        });
+        assert_eq!(*seen.lock(), Vec::from_iter(0..10));
     }
 }

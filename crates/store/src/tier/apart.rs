@@ -256,6 +256,15 @@ impl Apart {
         }
     }
 
+    /// How long a lookup may take, and any other question.
+    pub(crate) fn lookup_limit(&self) -> Duration {
+        self.lookup
+    }
+
+    pub(crate) fn limit(&self) -> Duration {
+        self.patience
+    }
+
     /// Most blocks of a step.
     pub(crate) fn step_max(&self) -> usize {
         self.tier.step_max()

@@ -326,3 +326,27 @@ fn nobody_waits_longer_than_a_tier_may_take() {
     assert!(waits.join().unwrap() < Duration::from_secs(3));
     speaks.join().unwrap();
 }
+
+#[test]
+fn near_keys_of_a_large_get_wait_for_no_tier_that_answers_late() {
+    const NEAR: u64 = 100;
+    let far = Far::of(1, json!({"lookup_timeout": "1h", "tier_timeout": "1h"}));
+    let near: Vec<u64> = (1000..1000 + NEAR).collect();
+    assert!(!put(&far.ns, &near, 64).contains(&false));
+    assert!(far.depot.drain(PATIENCE));
+    far.mood.silent.store(true, Ordering::Relaxed);
+    let absent = 10_000..12_000;
+    let each = absent.clone().chain(near);
+    let into = each.clone().map(|_| Buffer::from_vec(vec![0; 64]));
+    let task = far.ns.get(keys(each), BlockBuffers::whole(into));
+    let task = task.unwrap();
+    let done = || {
+        let outcomes = task.outcomes();
+        let done = outcomes.iter().filter(|one| **one == Outcome::Done);
+        done.count() as u64
+    };
+    eventually("the near keys are served", || done() == NEAR);
+    assert!(!task.is_done());
+    far.mood.silent.store(false, Ordering::Relaxed);
+    far.depot.close();
+}

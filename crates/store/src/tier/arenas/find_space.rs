@@ -84,7 +84,8 @@ fn free_some(
     let (mut refused, mut lacks) = (None, false);
     for (arena, room) in candidates(devices, &run[0], behind.map(|(device, _)| device)) {
         let share = &run[..share(&room, run)];
-        let Some(mut found) = arena.find_spaces(namespace, share, end_on(arena, behind)) else {
+        let Some(mut found) = arena.find_spaces(namespace, share, end_on(arena, behind), true)
+        else {
             lacks = true;
             continue;
         };

@@ -24,6 +24,8 @@ use super::find_space::{each_run, find_free, make_some, nowhere};
 pub(crate) struct Spaces {
     /// By the call's blocks; `None` for those that were there, or are being written.
     each: Vec<Option<Result<Space, Refused>>>,
+    /// What those were answered when they were looked for.
+    seen: Vec<Option<Refused>>,
     _pinned: Pinned,
 }
 
@@ -111,9 +113,10 @@ impl Arenas {
                 };
                 match spaces {
                     None => only.reserve(namespace, wanted),
-                    Some(mut spaces) => spaces
-                        .complete(&devices.0, namespace, wanted)
-                        .then(|| settle(&devices.0, namespace, wanted, &mut spaces.each)),
+                    Some(mut spaces) => spaces.complete(&devices.0, namespace, wanted).then(|| {
+                        let Spaces { each, seen, .. } = &mut spaces;
+                        settle(&devices.0, namespace, wanted, (each, seen))
+                    }),
                 }
             }
         };
@@ -150,8 +153,11 @@ impl Arenas {
         let some = |run: &[Wanted], behind| Some(make_some(&devices.0, namespace, run, behind));
         let each = each_run(&devices.0, blocks, &known, some).unwrap_or_default();
         self.tell_fallen();
-        let _pinned = pinned;
-        Spaces { each, _pinned }
+        Spaces {
+            each,
+            seen: known,
+            _pinned: pinned,
+        }
     }
 
     /// Reserves room on the other devices for blocks of a device; nothing is evicted for them.
@@ -188,7 +194,9 @@ impl Arenas {
         };
         let mut turns = Vec::with_capacity(blocks.len().div_ceil(TURN));
         // The last ones first: sequences fall along the prompt.
-        let each = blocks.chunks(TURN).zip(spaces.each.chunks_mut(TURN));
+        let seen = spaces.seen.chunks(TURN);
+        let each = spaces.each.chunks_mut(TURN).zip(seen);
+        let each = blocks.chunks(TURN).zip(each);
         for (blocks, spaces) in each.rev() {
             let _placing = self.placing.write();
             turns.push(settle(&devices(), namespace, blocks, spaces));
@@ -202,7 +210,11 @@ impl Spaces {
     fn free(devices: &[Arc<Arena>], namespace: NamespaceId, blocks: &[Wanted]) -> Option<Spaces> {
         let (known, _pinned) = look_up(devices, namespace, blocks);
         let each = find_free(devices, namespace, blocks, &known)?;
-        Some(Spaces { each, _pinned })
+        Some(Spaces {
+            each,
+            seen: known,
+            _pinned,
+        })
     }
 
     /// Finds free space for those of the blocks that were there when space was made for the
@@ -268,7 +280,7 @@ fn settle(
     devices: &[Arc<Arena>],
     namespace: NamespaceId,
     blocks: &[Wanted],
-    spaces: &mut [Option<Result<Space, Refused>>],
+    (spaces, seen): (&mut [Option<Result<Space, Refused>>], &[Option<Refused>]),
 ) -> Vec<Result<Reserved, Refused>> {
     let (known, _pinned) = look_up(devices, namespace, blocks);
     let _as_far_as_free = complete(devices, namespace, (blocks, &known), spaces);
@@ -294,12 +306,18 @@ fn settle(
             each.for_each(|(index, answer)| answers[index] = Some(answer));
         }
     }
-    let rest = answers.into_iter().zip(spaces).zip(blocks);
-    let answer = rest.map(|((answer, space), wanted)| match (answer, space) {
-        (Some(answer), _) => answer,
-        (None, Some(Err(refused))) => Err(*refused),
-        (None, _) => Err(nowhere(devices, wanted.len)),
-    });
+    let rest = answers.into_iter().zip(spaces).zip(seen.iter().zip(blocks));
+    let answer = rest.map(
+        |((answer, space), (seen, wanted))| match (answer, space, seen) {
+            (Some(answer), ..) => answer,
+            (None, Some(Err(refused)), _) => Err(*refused),
+            // It has just ended: whoever wants to join it looks again.
+            (None, None, Some(Refused::Present(token) | Refused::Reserved(token))) => {
+                Err(Refused::Reserved(*token))
+            }
+            _ => Err(nowhere(devices, wanted.len)),
+        },
+    );
     answer.collect()
 }
 
@@ -376,5 +394,45 @@ mod tests {
         assert!(tier.reserve(NAMESPACE, &both, Some(spaces)).is_none());
         assert_eq!(store(100), last + 1, "one was reserved in between");
         assert_eq!(tier.stats().reserved_blocks, 0);
+    }
+
+    #[test]
+    fn a_block_whose_writer_gives_up_while_its_call_is_placed_is_not_refused() {
+        let arena = |number| Arc::new(Arena::volatile("Cache", number, 64 << 10).unwrap());
+        let tier = Arc::new(Arenas::new("Cache", (0..2).map(arena).collect()));
+        let first = reserve(&tier, 0);
+        for key in 1..=31 {
+            let sum = Checksum([0; 16]);
+            assert_eq!(tier.commit(vec![(reserve(&tier, key), sum)], false), [true]);
+        }
+        assert_eq!(tier.stats().free_bytes, 0);
+        let placing = tier.placing.share();
+        let call = {
+            let tier = Arc::clone(&tier);
+            let both = [wanted(0), wanted(100)].concat();
+            std::thread::spawn(move || tier.reserve_waiting(NAMESPACE, &both))
+        };
+        // It has its space, and waits for its turn.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        drop(first);
+        // Others take what is free.
+        let mut others = Vec::new();
+        for device in tier.arenas() {
+            for key in 101.. {
+                match device.find_spaces(NAMESPACE, &wanted(key), None, false) {
+                    Some(found) => others.push(found),
+                    None => break,
+                }
+            }
+        }
+        drop(placing);
+        let answers = call.join().unwrap();
+        assert!(
+            !matches!(answers[0], Err(Refused::Full(_))),
+            "{:?}, while {} blocks may go",
+            answers[0].as_ref().err(),
+            tier.stats().blocks
+        );
+        drop(others);
     }
 }
