@@ -4,16 +4,22 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 
+/// Empty queues of calls that are kept, so that the next calls allocate none.
+const SPARE: usize = 4;
+
 pub(crate) struct Turns<J, C = usize> {
     calls: HashMap<C, VecDeque<J>>,
     /// The calls that have jobs here; the first has the next turn.
     order: VecDeque<C>,
+    spare: Vec<VecDeque<J>>,
 }
 
 impl<J, C: Copy + Eq + Hash> Turns<J, C> {
     /// Adds a job of a call, behind the others of that call.
     pub(crate) fn push(&mut self, call: C, job: J) {
-        let jobs = self.calls.entry(call).or_default();
+        let spare = &mut self.spare;
+        let new = || spare.pop().unwrap_or_default();
+        let jobs = self.calls.entry(call).or_insert_with(new);
         if jobs.is_empty() {
             self.order.push_back(call);
         }
@@ -33,10 +39,17 @@ impl<J, C: Copy + Eq + Hash> Turns<J, C> {
         let jobs = self.calls.get_mut(&call)?;
         let job = jobs.pop_front();
         match jobs.is_empty() {
-            true => drop(self.calls.remove(&call)),
+            true => self.end(call),
             false => self.order.push_back(call),
         }
         job
+    }
+
+    /// Forgets a call that has no jobs.
+    fn end(&mut self, call: C) {
+        let empty = self.calls.remove(&call);
+        let kept = empty.filter(|_| self.spare.len() < SPARE);
+        self.spare.extend(kept);
     }
 
     /// Takes out all jobs for which `is_over` returns true.
@@ -59,6 +72,7 @@ impl<J, C> Default for Turns<J, C> {
         Self {
             calls: HashMap::new(),
             order: VecDeque::new(),
+            spare: Vec::new(),
         }
     }
 }
