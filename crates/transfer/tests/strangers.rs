@@ -360,3 +360,69 @@ fn who_answers_may_panic() {
     engine.close();
     assert!(soon(move || target.close()).is_some());
 }
+
+/// The name under which an engine listens for initiators of its host.
+fn local_name(target: &Engine) -> String {
+    let number = u128::from_le_bytes(target.id());
+    format!("kvdepot-transfer-{number:032x}")
+}
+
+/// A target that does not listen at its local name, with something published.
+fn target_without_a_door() -> (Arc<Engine>, kvdepot_transfer::Published) {
+    let target = engine(config());
+    let memory = Mapping::anonymous("strangers", 4096).unwrap();
+    let buffer = memory.buffer(0, 4096).unwrap();
+    let published = target.publish(b"name", &[buffer], Rights::READ, None);
+    (target, published.unwrap())
+}
+
+/// Whether `engine` opens a target's name soon.
+fn opens(engine: &Arc<Engine>, target: &Engine) -> bool {
+    let (engine, address) = (Arc::clone(engine), target.address().unwrap());
+    soon(move || engine.open(address, b"name").is_ok()) == Some(true)
+}
+
+#[test]
+fn a_listener_that_accepts_no_connection_under_a_targets_name_delays_neither_open_nor_close() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let (target, _published) = target_without_a_door();
+    let address = SocketAddrUnix::new_abstract_name(local_name(&target).as_bytes()).unwrap();
+    let socket = |flags| {
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
+    };
+    let listener = socket(SocketFlags::CLOEXEC);
+    rustix::net::bind(&listener, &address).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    // Nothing more can connect when one of these cannot.
+    let mut line = Vec::new();
+    loop {
+        let one = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+        if rustix::net::connect(&one, &address).is_err() {
+            break;
+        }
+        line.push(one);
+    }
+    let engine = engine(Config::default());
+    assert!(opens(&engine, &target));
+    assert!(soon(move || engine.close()).is_some());
+}
+
+#[test]
+fn a_silent_listener_under_a_targets_name_delays_neither_other_targets_nor_close() {
+    let (target, _published) = target_without_a_door();
+    let (other, _others) = target_without_a_door();
+    let door = std::os::unix::net::SocketAddr::from_abstract_name(local_name(&target)).unwrap();
+    let silent = std::os::unix::net::UnixListener::bind_addr(&door).unwrap();
+    let engine = engine(Config {
+        timeout: Duration::from_secs(600),
+        ..Config::default()
+    });
+    let (asks, address) = (Arc::clone(&engine), target.address().unwrap());
+    let first = std::thread::spawn(move || asks.open(address, b"name").is_ok());
+    // It waits for a greeting from now on.
+    let (accepted, _) = silent.accept().unwrap();
+    assert!(opens(&engine, &other));
+    assert!(soon(move || engine.close()).is_some());
+    drop(accepted);
+    first.join().unwrap();
+}
