@@ -426,3 +426,33 @@ fn a_silent_listener_under_a_targets_name_delays_neither_other_targets_nor_close
     drop(accepted);
     first.join().unwrap();
 }
+
+#[test]
+fn a_close_does_not_wait_for_an_initiator_that_has_nothing_mapped() {
+    let target = engine(Config::default());
+    let memory = Mapping::anonymous("strangers", 4096).unwrap();
+    let buffer = memory.buffer(0, 4096).unwrap();
+    let _published = target
+        .publish(b"name", &[buffer], Rights::READ, None)
+        .unwrap();
+    let door = std::os::unix::net::SocketAddr::from_abstract_name(local_name(&target)).unwrap();
+    let greeted = || {
+        let mut socket = UnixStream::connect_addr(&door).unwrap();
+        raw::greet(&mut socket, 0);
+        socket
+    };
+    let _never_asks = greeted();
+    // One that has mapped something, and unmaps it when it is asked to.
+    let mut asks = greeted();
+    let head = raw::ask(raw::MAP, 0, 4, [0; 16]);
+    asks.write_all(&head).unwrap();
+    asks.write_all(b"name").unwrap();
+    let answer: raw::Head = raw::get(&mut asks);
+    let closed = std::thread::spawn(move || soon(move || target.close()).is_some());
+    // The rest of the answer, and then the end of what the target sends.
+    asks.read_to_end(&mut Vec::new()).unwrap();
+    let number = raw::row(raw::grant(&answer), 0, 0);
+    let unmap = 8;
+    asks.write_all(&raw::ask(unmap, 1, 0, number)).unwrap();
+    assert!(closed.join().unwrap());
+}
