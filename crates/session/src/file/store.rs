@@ -97,23 +97,28 @@ impl Space {
     /// For the most that is wanted where it is free; else sessions go for the least.
     fn make_room(&self, dir: &Dir, (more, wish): (u64, u64)) -> Result<u64, Error> {
         let mut files = Vec::new();
-        let mut used = 0_u64;
+        // Files with holes may have more in all than a u64 holds.
+        let mut used = 0_u128;
         for name in dir.names()? {
             if let Some(seen) = dir.look(&name)? {
-                let bytes = page_up(seen.len).unwrap_or(seen.len);
-                used = used.saturating_add(bytes);
+                let bytes = u128::from(page_up(seen.len).unwrap_or(seen.len));
+                used += bytes;
                 if name.ends_with(END) {
                     files.push((seen.changed, name, bytes));
                 }
             }
         }
-        if used.saturating_add(wish) <= self.capacity {
+        if used + u128::from(wish) <= self.capacity.into() {
             return Ok(wish);
         }
-        files.sort();
-        let most = self.capacity.saturating_sub(more);
+        let most = u128::from(self.capacity.saturating_sub(more));
+        // A file that alone is too long for the capacity is evicted in any case, so it is first.
+        files.sort_by(|one, other| {
+            let order = |file: &(_, _, u128)| file.2 <= most;
+            order(one).cmp(&order(other)).then_with(|| one.cmp(other))
+        });
         // Nothing goes for what finds no room either way.
-        let rest = used - files.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
+        let rest = used - files.iter().map(|(_, _, bytes)| bytes).sum::<u128>();
         if more > self.capacity || (used > most && (!self.evicts || rest > most)) {
             let value = format!("{more} bytes more, beside {used}");
             let allowed = format!("{} bytes in all in {}", self.capacity, self.path.display());
@@ -357,8 +362,9 @@ impl SessionFiles {
                     Ok(file) if begins(&file) => usable.push(file),
                     Ok(_) => self.suspect(id, "it is another than it was"),
                     Err(Error::Unknown(_)) => is_gone = true,
-                    Err(Error::Malformed { reason, .. }) => self.suspect(id, &reason),
-                    Err(error) => return Err(error),
+                    Err(error) if error.is_of_this_process() => return Err(error),
+                    // The file's own trouble: the others are there all the same.
+                    Err(error) => self.suspect(id, &error.to_string()),
                 }
             }
             if !usable.is_empty() || !is_gone {
@@ -379,6 +385,9 @@ impl SessionFiles {
             Err(error) if error.is_not_found() => {
                 self.index.write().remove(id);
                 return Err(Error::Unknown(id.to_string()));
+            }
+            Err(Error::Input { value, allowed, .. }) => {
+                return Err(Error::malformed(value, format!("it is not {allowed}")));
             }
             file => file?,
         };
