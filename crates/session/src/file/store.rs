@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvdepot_host::EachMinute;
 use kvdepot_host::dir::{Dir, mark_used};
 use kvdepot_host::fork::LockFd;
 use kvdepot_host::lock::Kind;
@@ -69,6 +70,7 @@ pub struct SessionFiles {
     spec: FilesSpec,
     namespace: [u8; 16],
     index: RwLock<Index>,
+    passed_over: EachMinute,
 }
 
 /// The space of a directory, and who may have some.
@@ -181,6 +183,7 @@ impl SessionFiles {
             spec,
             namespace,
             index: RwLock::new(Index::new(CUT)),
+            passed_over: EachMinute::default(),
         };
         files.refresh()?;
         Ok(files)
@@ -314,17 +317,22 @@ impl SessionFiles {
             }
             match SessionFile::open(&self.mover, &self.path.join(name)) {
                 Ok(file) if format!("{}{END}", file.id()) != *name => {
-                    tracing::warn!(
-                        name,
-                        "a session has another file's name, and is passed over"
-                    );
+                    self.pass_over(name, &"it has another session's name");
                 }
                 Ok(file) if file.about().namespace == self.namespace => self.adopt(&file),
                 Ok(_) => {}
-                Err(error) => tracing::warn!(%error, "a session is passed over"),
+                Err(error) => self.pass_over(name, &error),
             }
         }
         Ok(())
+    }
+
+    /// Warns of a file that is not used, at most once a minute: each refresh finds it again, and
+    /// others may have made any number of them.
+    fn pass_over(&self, name: &str, reason: &dyn std::fmt::Display) {
+        if let Some(unsaid) = self.passed_over.may_say() {
+            tracing::warn!(name, %reason, unsaid, "a session's file is passed over");
+        }
     }
 
     /// Sessions whose tokens these begin with, the longest first, open: so many at most.
@@ -421,7 +429,7 @@ impl SessionFiles {
     }
 
     fn suspect(&self, id: Id, reason: &str) {
-        tracing::warn!(session = %id, reason, "a session is not used any more");
+        self.pass_over(&format!("{id}{END}"), &reason);
         self.index.write().quarantine(id);
     }
 

@@ -12,6 +12,7 @@ use kvdepot_session::file::{
 };
 use kvdepot_store::{BlockBuffers, Buffer, Durability};
 use kvdepot_testkit::child::{self, Child};
+use kvdepot_testkit::log::Log;
 use kvdepot_testkit::rot::Patient;
 
 const ROOMY: u64 = 1 << 30;
@@ -445,4 +446,22 @@ fn a_session_whose_file_is_something_else_hides_no_other_one() {
     let dir = tempfile::tempdir().unwrap();
     let (files, _) = with_a_folder(dir.path());
     assert_eq!(found(&files, &said(1, 50)), [20]);
+}
+
+#[test]
+fn files_that_are_no_sessions_are_one_line_a_minute() {
+    let dir = tempfile::tempdir().unwrap();
+    for number in 0..20 {
+        std::fs::write(dir.path().join(format!("{number}.kvs")), "strange").unwrap();
+    }
+    let log = Log::default();
+    tracing::subscriber::with_default(log.clone(), || {
+        let files = open(dir.path());
+        for _ in 0..5 {
+            files.refresh().unwrap();
+        }
+    });
+    // A machine that stands still for a minute has a second line.
+    let lines = log.lines_with("it is no session, or cut");
+    assert!((1..5).contains(&lines.len()), "{lines:?}");
 }
