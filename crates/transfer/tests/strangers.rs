@@ -13,7 +13,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use kvdepot_media::{Buffer, Mapping};
@@ -455,4 +455,31 @@ fn a_close_does_not_wait_for_an_initiator_that_has_nothing_mapped() {
     let unmap = 8;
     asks.write_all(&raw::ask(unmap, 1, 0, number)).unwrap();
     assert!(closed.join().unwrap());
+}
+
+#[test]
+fn lanes_of_peers_that_are_forgotten_are_used_again() {
+    let engine = engine(Config {
+        streams: 1,
+        ..config()
+    });
+    let new = || {
+        let (tell, told) = channel();
+        // The first lane is what counts; it may come back for another try.
+        let enter = move |lane| {
+            let _told = tell.send(lane);
+        };
+        (target(enter, |_, _| {}), told)
+    };
+    let lane_of = |(address, told): &(SocketAddr, Receiver<u32>)| {
+        // The target ends the connection in place of an answer.
+        drop(engine.ping(*address));
+        told.recv_timeout(Duration::from_secs(20)).unwrap()
+    };
+    let (stays, goes) = (new(), new());
+    let (first, second) = (lane_of(&stays), lane_of(&goes));
+    assert_ne!(first, second);
+    engine.forget(goes.0);
+    // One engine may be at two of the addresses.
+    assert_eq!(lane_of(&new()), second);
 }
