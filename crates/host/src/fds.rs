@@ -103,6 +103,23 @@ pub fn connect(path: &Path, patience: Duration) -> Result<UnixStream> {
     Ok(socket.into())
 }
 
+/// Connects to a socket with a name in Linux's abstract namespace, without a wait: any process may
+/// listen there, so a listener that has no space for one more is as good as none.
+///
+/// # Errors
+///
+/// [`Error::Os`] when no process listens, or too many connections wait there.
+pub fn connect_abstract(name: &[u8]) -> Result<UnixStream> {
+    let refused = |errno| Error::os("connect")(errno);
+    let address = SocketAddrUnix::new_abstract_name(name).map_err(refused)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    let socket = socket.map_err(refused)?;
+    retry_on_intr(|| rustix::net::connect(&socket, &address)).map_err(refused)?;
+    rustix::io::ioctl_fionbio(&socket, false).map_err(refused)?;
+    Ok(socket.into())
+}
+
 /// Waits until something can be read, or the connection has ended; false when `timeout` passed
 /// first.
 ///

@@ -39,6 +39,7 @@ fn play() {
         "check socket" => play_check_socket(&argument),
         "storm" => play_storm(&argument),
         "fill registry" => play_fill_registry(&argument),
+        "fork without a number" => play_fork_without_a_number(),
         other => panic!("no such part: {other}"),
     }
 }
@@ -338,6 +339,39 @@ fn dropping_a_lock_descriptor_releases_its_lock_and_its_number() {
     }
     let max = i32::try_from(LOCK_FDS_MAX).unwrap();
     assert!(number_max < max, "numbers leak: {number_max}");
+}
+
+fn play_fork_without_a_number() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    fork::install().unwrap();
+    let pairs = [(); 3].map(|()| UnixStream::pair().unwrap());
+    let (sockets, others): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+    let sockets = sockets.into_iter().map(|one| Unshared::new(one).unwrap());
+    let sockets: Vec<_> = sockets.collect();
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = Some(64);
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let zero = || std::fs::File::open("/dev/zero");
+    let mut all = Vec::new();
+    while let Ok(file) = zero() {
+        all.push(file);
+    }
+    let child = fork_into(move || {
+        // Each number is still taken, and free once its owner has dropped it.
+        let (taken, was_one_free) = (sockets.len(), zero().is_ok());
+        drop(sockets);
+        let free = std::iter::from_fn(|| zero().map(std::mem::ManuallyDrop::new).ok());
+        i32::from(was_one_free || free.take(100).count() != taken)
+    });
+    drop((all, others));
+    say(reap(child).code().unwrap_or(-1));
+}
+
+#[test]
+fn a_child_of_a_process_without_a_free_number_keeps_those_of_its_sockets() {
+    let mut player = Player::start("fork without a number", Path::new(""));
+    assert_eq!(player.hear(), "0");
+    assert!(player.finish());
 }
 
 // --- directories -----------------------------------------------------------------------------

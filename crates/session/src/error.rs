@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kvdepot_store::Outcome;
+use rustix::io::Errno;
 
 /// Why a session was not saved, found or restored.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +98,15 @@ impl Error {
     /// Whether a file is not there.
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(self, Error::Io { source, .. } if source.kind() == ErrorKind::NotFound)
+    }
+
+    /// Whether this process has no descriptor or no memory left: a file is not to blame for that.
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        let Error::Io { source, .. } = self else {
+            return false;
+        };
+        let lacks = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
+        Errno::from_io_error(source).is_some_and(|errno| lacks.contains(&errno))
     }
 
     pub(crate) fn input(

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvdepot_host::EachMinute;
 use kvdepot_store::{BlockBuffers, Buffer, Depot, Key, Namespace, NamespaceSpec, Task};
 use parking_lot::{Mutex, RwLock};
 
@@ -72,6 +73,7 @@ pub struct Sessions {
     /// Read while a session gets its name, and written while what none names is removed: between
     /// the look at who names what and the removal nobody here is told that all of it is there.
     pub(crate) naming: Arc<RwLock<()>>,
+    passed_over: Arc<EachMinute>,
 }
 
 impl Sessions {
@@ -104,6 +106,7 @@ impl Sessions {
             index: Arc::new(RwLock::new(Index::new(piece_tokens))),
             counted: Arc::new(Mutex::new(Counted::default())),
             naming: Arc::default(),
+            passed_over: Arc::default(),
         };
         sessions.refresh()?;
         Ok(sessions)
@@ -197,7 +200,12 @@ impl Sessions {
                     Some(Ok(manifest)) if manifest.piece_tokens == self.piece_tokens => {
                         index.add(*key, *len, &manifest);
                     }
-                    Some(Err(error)) => tracing::warn!(%error, %key, "a session is passed over"),
+                    // Each refresh reads it again.
+                    Some(Err(error)) => {
+                        if let Some(unsaid) = self.passed_over.may_say() {
+                            tracing::warn!(%error, %key, unsaid, "a session is passed over");
+                        }
+                    }
                     _ => {}
                 }
             }

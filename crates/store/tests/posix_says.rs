@@ -489,3 +489,27 @@ fn blocks_that_cannot_be_stored_are_one_line_of_the_log() {
     assert_eq!(lines.len(), 1, "{lines:?}");
     depot.close();
 }
+
+#[test]
+fn files_of_another_user_are_one_line_of_the_log() {
+    let _begun = lines_with("");
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open(dir.path());
+    let ns = namespace(&depot);
+    let all: Vec<u64> = (0..20).collect();
+    assert_eq!(put(&ns, &all, LEN), [true; 20]);
+    for file in files(dir.path()) {
+        if std::os::unix::fs::chown(&file, Some(54_321), None).is_err() {
+            println!("skipped: this process may not give files away");
+            return;
+        }
+    }
+    for _ in 0..5 {
+        let found = get(&ns, &all, LEN);
+        assert!(found.iter().all(|one| *one != Outcome::Done), "{found:?}");
+    }
+    // A machine that stands still for a minute has a second line.
+    let lines = lines_with("54321");
+    assert!((1..5).contains(&lines.len()), "{lines:?}");
+    depot.close();
+}

@@ -8,6 +8,7 @@
 //! * [`double`]: doubles of libraries, which are built for a test.
 //! * [`bytes`]: the content of a block from its number, checked without keeping it.
 //! * [`rot`]: bytes of a file flipped, zeroed, swapped, cut off.
+//! * [`log`]: what is logged, as text.
 //! * [`etcd`]: a real one, started and killed.
 //! * [`proxy`]: a TCP connection's bytes late, changed, cut off.
 //! * [`model`]: what a depot may answer, as a plain map.
@@ -29,6 +30,7 @@ pub mod child;
 pub mod command;
 pub mod double;
 pub mod etcd;
+pub mod log;
 pub mod model;
 pub mod proxy;
 pub mod rot;

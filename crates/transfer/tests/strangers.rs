@@ -13,7 +13,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use kvdepot_media::{Buffer, Mapping};
@@ -359,4 +359,127 @@ fn who_answers_may_panic() {
     assert_eq!(engine.call(address, Vec::new()).unwrap(), [1]);
     engine.close();
     assert!(soon(move || target.close()).is_some());
+}
+
+/// The name under which an engine listens for initiators of its host.
+fn local_name(target: &Engine) -> String {
+    let number = u128::from_le_bytes(target.id());
+    format!("kvdepot-transfer-{number:032x}")
+}
+
+/// A target that does not listen at its local name, with something published.
+fn target_without_a_door() -> (Arc<Engine>, kvdepot_transfer::Published) {
+    let target = engine(config());
+    let memory = Mapping::anonymous("strangers", 4096).unwrap();
+    let buffer = memory.buffer(0, 4096).unwrap();
+    let published = target.publish(b"name", &[buffer], Rights::READ, None);
+    (target, published.unwrap())
+}
+
+/// Whether `engine` opens a target's name soon.
+fn opens(engine: &Arc<Engine>, target: &Engine) -> bool {
+    let (engine, address) = (Arc::clone(engine), target.address().unwrap());
+    soon(move || engine.open(address, b"name").is_ok()) == Some(true)
+}
+
+#[test]
+fn a_listener_that_accepts_no_connection_under_a_targets_name_delays_neither_open_nor_close() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let (target, _published) = target_without_a_door();
+    let address = SocketAddrUnix::new_abstract_name(local_name(&target).as_bytes()).unwrap();
+    let socket = |flags| {
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
+    };
+    let listener = socket(SocketFlags::CLOEXEC);
+    rustix::net::bind(&listener, &address).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    // Nothing more can connect when one of these cannot.
+    let mut line = Vec::new();
+    loop {
+        let one = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+        if rustix::net::connect(&one, &address).is_err() {
+            break;
+        }
+        line.push(one);
+    }
+    let engine = engine(Config::default());
+    assert!(opens(&engine, &target));
+    assert!(soon(move || engine.close()).is_some());
+}
+
+#[test]
+fn a_silent_listener_under_a_targets_name_delays_neither_other_targets_nor_close() {
+    let (target, _published) = target_without_a_door();
+    let (other, _others) = target_without_a_door();
+    let door = std::os::unix::net::SocketAddr::from_abstract_name(local_name(&target)).unwrap();
+    let silent = std::os::unix::net::UnixListener::bind_addr(&door).unwrap();
+    let engine = engine(Config {
+        timeout: Duration::from_secs(600),
+        ..Config::default()
+    });
+    let (asks, address) = (Arc::clone(&engine), target.address().unwrap());
+    let first = std::thread::spawn(move || asks.open(address, b"name").is_ok());
+    // It waits for a greeting from now on.
+    let (accepted, _) = silent.accept().unwrap();
+    assert!(opens(&engine, &other));
+    assert!(soon(move || engine.close()).is_some());
+    drop(accepted);
+    first.join().unwrap();
+}
+
+#[test]
+fn a_close_does_not_wait_for_an_initiator_that_has_nothing_mapped() {
+    let target = engine(Config::default());
+    let memory = Mapping::anonymous("strangers", 4096).unwrap();
+    let buffer = memory.buffer(0, 4096).unwrap();
+    let _published = target
+        .publish(b"name", &[buffer], Rights::READ, None)
+        .unwrap();
+    let door = std::os::unix::net::SocketAddr::from_abstract_name(local_name(&target)).unwrap();
+    let greeted = || {
+        let mut socket = UnixStream::connect_addr(&door).unwrap();
+        raw::greet(&mut socket, 0);
+        socket
+    };
+    let _never_asks = greeted();
+    // One that has mapped something, and unmaps it when it is asked to.
+    let mut asks = greeted();
+    let head = raw::ask(raw::MAP, 0, 4, [0; 16]);
+    asks.write_all(&head).unwrap();
+    asks.write_all(b"name").unwrap();
+    let answer: raw::Head = raw::get(&mut asks);
+    let closed = std::thread::spawn(move || soon(move || target.close()).is_some());
+    // The rest of the answer, and then the end of what the target sends.
+    asks.read_to_end(&mut Vec::new()).unwrap();
+    let number = raw::row(raw::grant(&answer), 0, 0);
+    let unmap = 8;
+    asks.write_all(&raw::ask(unmap, 1, 0, number)).unwrap();
+    assert!(closed.join().unwrap());
+}
+
+#[test]
+fn lanes_of_peers_that_are_forgotten_are_used_again() {
+    let engine = engine(Config {
+        streams: 1,
+        ..config()
+    });
+    let new = || {
+        let (tell, told) = channel();
+        // The first lane is what counts; it may come back for another try.
+        let enter = move |lane| {
+            let _told = tell.send(lane);
+        };
+        (target(enter, |_, _| {}), told)
+    };
+    let lane_of = |(address, told): &(SocketAddr, Receiver<u32>)| {
+        // The target ends the connection in place of an answer.
+        drop(engine.ping(*address));
+        told.recv_timeout(Duration::from_secs(20)).unwrap()
+    };
+    let (stays, goes) = (new(), new());
+    let (first, second) = (lane_of(&stays), lane_of(&goes));
+    assert_ne!(first, second);
+    engine.forget(goes.0);
+    // One engine may be at two of the addresses.
+    assert_eq!(lane_of(&new()), second);
 }

@@ -29,7 +29,8 @@ pub(super) fn leave_in_child() {
         return;
     }
     // SAFETY: a system call without pointers.
-    let nothing = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    let event = || unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    let (mut nothing, mut is_spare) = (event(), true);
     for (word, bits) in SOCKETS.iter().enumerate().take(used) {
         let mut bits = bits.swap(0, SeqCst);
         while bits != 0 {
@@ -37,15 +38,22 @@ pub(super) fn leave_in_child() {
             bits &= bits - 1;
             // SAFETY: an `Unshared` of the parent has registered the number and keeps it in use
             // until it takes the bit back. Its twin in this process finds something else there.
-            unsafe {
-                if libc::dup3(nothing, number, libc::O_CLOEXEC) != number {
-                    libc::close(number);
-                }
+            let replace = |by| unsafe { libc::dup3(by, number, libc::O_CLOEXEC) == number };
+            if replace(nothing) {
+                continue;
+            }
+            // SAFETY: as above.
+            unsafe { libc::close(number) };
+            if nothing < 0 {
+                // A process that had no number left has this one now.
+                nothing = event();
+                is_spare = nothing != number;
+                let _replaced = is_spare && replace(nothing);
             }
         }
     }
-    if nothing >= 0 {
-        // SAFETY: it was opened above.
+    if nothing >= 0 && is_spare {
+        // SAFETY: it was opened above, and is at no number of an `Unshared`.
         unsafe { libc::close(nothing) };
     }
 }

@@ -51,12 +51,12 @@ enum Heard {
 }
 
 /// Accepts until `stop`, and hands on who has said what it wants, and may. `may` refuses whom it
-/// does not let in.
+/// does not let in, and `serve` whom it cannot.
 pub(crate) fn run(
     listener: &UnixListener,
     stop: &AtomicBool,
     may: impl Fn(&Credentials) -> Result<(), Error>,
-    mut serve: impl FnMut(Unshared<UnixStream>, Credentials, Role),
+    mut serve: impl FnMut(&UnixStream, Credentials, Role) -> Result<(), Error>,
 ) {
     let mut waiting: VecDeque<Arrival> = VecDeque::new();
     let (mut failing, refusals) = (None, EachMinute::default());
@@ -90,7 +90,11 @@ pub(crate) fn run(
                 Heard::Little
             } {
                 Heard::Role(role) => match arrival.from {
-                    Ok(from) => serve(arrival.socket, from, role),
+                    Ok(from) => {
+                        if let Err(error) = serve(&arrival.socket, from, role) {
+                            arrival.refuse(&error, &refusals);
+                        }
+                    }
                     Err(_) => arrival.refuse(&silent(), &refusals),
                 },
                 Heard::Little if now < arrival.until => waiting.push_back(arrival),
@@ -147,7 +151,10 @@ fn to_drop(waiting: &VecDeque<Arrival>) -> usize {
 
 /// One line a minute, whatever the number of those that come.
 fn say(refusals: &EachMinute, error: &Error, pid: Option<u32>) {
-    if let Some(unsaid) = refusals.may_say() {
+    // Clients look for the next owner several times a second, as long as this closes.
+    if let Error::Closed(_) = error {
+        tracing::debug!(pid, "a process comes too late");
+    } else if let Some(unsaid) = refusals.may_say() {
         tracing::warn!(pid, %error, unsaid, "a process could not attach");
     }
 }

@@ -308,16 +308,7 @@ impl Owner {
     fn run(&self, listener: &UnixListener) {
         let may = |from: &Credentials| self.may_attach(from);
         accept::run(listener, &self.stop, may, |socket, from, role| {
-            let served = self.serve(&socket, from, role);
-            let Err(error) = served else {
-                return;
-            };
-            let _told = hello::send_refusal(&socket, &error.to_string());
-            match error {
-                // Clients look for the next owner several times a second, as long as this closes.
-                Error::Closed(_) => tracing::debug!(pid = from.pid, "a process comes too late"),
-                error => tracing::warn!(%error, pid = from.pid, "a process could not attach"),
-            }
+            self.serve(socket, from, role)
         });
     }
 

@@ -13,6 +13,7 @@ use crate::common::{
 use kvdepot_service::Mover;
 use kvdepot_store::Error;
 use kvdepot_testkit::child::{self, Child};
+use kvdepot_testkit::log::Log;
 use kvdepot_testkit::seed::{self, Rng};
 
 const LEN: usize = 60_000;
@@ -357,4 +358,24 @@ fn noise_never_ends_the_owner_nor_grows_it_nor_leaves_anything_behind() {
     client.close();
     drop(owner);
     assert!(common::verify(&place.arena()).bad.is_empty());
+}
+
+#[test]
+fn requests_that_are_refused_are_one_line_a_minute() {
+    let log = Log::default();
+    tracing::subscriber::set_global_default(log.clone()).unwrap();
+    let place = pipeline();
+    let _owner = place.serve();
+    for number in 0..20 {
+        let mut one = UnixStream::connect(place.socket()).unwrap();
+        one.set_read_timeout(Some(PATIENCE)).unwrap();
+        // The tasks of a client that is unknown.
+        one.write_all(&hello(VERSION, 3, 987_654_300 + number))
+            .unwrap();
+        let _refusal = one.read_to_end(&mut Vec::new());
+    }
+    // The owner logs after its answer, and before it takes the next connection; a machine that
+    // stands still for a minute has a second line.
+    let lines = log.lines_with("client 9876543");
+    assert!((1..5).contains(&lines.len()), "{lines:?}");
 }

@@ -3,9 +3,8 @@
 
 #![expect(unsafe_code, reason = "stops another process and lets it go on")]
 
-use std::fmt::{self, Write as _};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::common::{
@@ -13,9 +12,7 @@ use crate::common::{
 };
 use kvdepot_store::{Depot, DrainTo, Error, Namespace, Outcome, interruptible};
 use kvdepot_testkit::child::{self, Child};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
+use kvdepot_testkit::log::Log;
 
 const LEN: usize = 40_000;
 const LIMIT: Duration = Duration::from_millis(300);
@@ -212,39 +209,6 @@ fn after_the_owners_death_every_verb_answers_by_one_rule() {
     drop(owner);
 }
 
-/// Collects what is logged.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<String>>);
-
-impl Visit for Log {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        let mut log = self.0.lock().unwrap();
-        writeln!(log, "{}: {value:?}", field.name()).unwrap();
-    }
-}
-
-impl Subscriber for Log {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        event.record(&mut self.clone());
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
-
 #[test]
 fn an_owner_that_does_not_answer_is_named_by_its_socket() {
     let Some((place, owner)) =
@@ -259,12 +223,15 @@ fn an_owner_that_does_not_answer_is_named_by_its_socket() {
     tracing::subscriber::with_default(log.clone(), || {
         assert_eq!(ns.contains(&keys([1])).unwrap(), [false]);
     });
-    let said = log.0.lock().unwrap().clone();
     let named = format!(
         "owner at {}: no answer within 0.3 s",
         place.socket().display()
     );
-    assert!(said.contains(&named), "{said}");
+    assert!(
+        !log.lines_with(&named).is_empty(),
+        "{:?}",
+        log.lines_with("")
+    );
     signal(&owner, libc::SIGCONT);
 }
 

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvdepot_host::EachMinute;
 use kvdepot_host::dir::{Dir, mark_used};
 use kvdepot_host::fork::LockFd;
 use kvdepot_host::lock::Kind;
@@ -69,6 +70,7 @@ pub struct SessionFiles {
     spec: FilesSpec,
     namespace: [u8; 16],
     index: RwLock<Index>,
+    passed_over: EachMinute,
 }
 
 /// The space of a directory, and who may have some.
@@ -97,23 +99,28 @@ impl Space {
     /// For the most that is wanted where it is free; else sessions go for the least.
     fn make_room(&self, dir: &Dir, (more, wish): (u64, u64)) -> Result<u64, Error> {
         let mut files = Vec::new();
-        let mut used = 0_u64;
+        // Files with holes may have more in all than a u64 holds.
+        let mut used = 0_u128;
         for name in dir.names()? {
             if let Some(seen) = dir.look(&name)? {
-                let bytes = page_up(seen.len).unwrap_or(seen.len);
-                used = used.saturating_add(bytes);
+                let bytes = u128::from(page_up(seen.len).unwrap_or(seen.len));
+                used += bytes;
                 if name.ends_with(END) {
                     files.push((seen.changed, name, bytes));
                 }
             }
         }
-        if used.saturating_add(wish) <= self.capacity {
+        if used + u128::from(wish) <= self.capacity.into() {
             return Ok(wish);
         }
-        files.sort();
-        let most = self.capacity.saturating_sub(more);
+        let most = u128::from(self.capacity.saturating_sub(more));
+        // A file that alone is too long for the capacity is evicted in any case, so it is first.
+        files.sort_by(|one, other| {
+            let order = |file: &(_, _, u128)| file.2 <= most;
+            order(one).cmp(&order(other)).then_with(|| one.cmp(other))
+        });
         // Nothing goes for what finds no room either way.
-        let rest = used - files.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
+        let rest = used - files.iter().map(|(_, _, bytes)| bytes).sum::<u128>();
         if more > self.capacity || (used > most && (!self.evicts || rest > most)) {
             let value = format!("{more} bytes more, beside {used}");
             let allowed = format!("{} bytes in all in {}", self.capacity, self.path.display());
@@ -176,6 +183,7 @@ impl SessionFiles {
             spec,
             namespace,
             index: RwLock::new(Index::new(CUT)),
+            passed_over: EachMinute::default(),
         };
         files.refresh()?;
         Ok(files)
@@ -309,17 +317,22 @@ impl SessionFiles {
             }
             match SessionFile::open(&self.mover, &self.path.join(name)) {
                 Ok(file) if format!("{}{END}", file.id()) != *name => {
-                    tracing::warn!(
-                        name,
-                        "a session has another file's name, and is passed over"
-                    );
+                    self.pass_over(name, &"it has another session's name");
                 }
                 Ok(file) if file.about().namespace == self.namespace => self.adopt(&file),
                 Ok(_) => {}
-                Err(error) => tracing::warn!(%error, "a session is passed over"),
+                Err(error) => self.pass_over(name, &error),
             }
         }
         Ok(())
+    }
+
+    /// Warns of a file that is not used, at most once a minute: each refresh finds it again, and
+    /// others may have made any number of them.
+    fn pass_over(&self, name: &str, reason: &dyn std::fmt::Display) {
+        if let Some(unsaid) = self.passed_over.may_say() {
+            tracing::warn!(name, %reason, unsaid, "a session's file is passed over");
+        }
     }
 
     /// Sessions whose tokens these begin with, the longest first, open: so many at most.
@@ -357,8 +370,9 @@ impl SessionFiles {
                     Ok(file) if begins(&file) => usable.push(file),
                     Ok(_) => self.suspect(id, "it is another than it was"),
                     Err(Error::Unknown(_)) => is_gone = true,
-                    Err(Error::Malformed { reason, .. }) => self.suspect(id, &reason),
-                    Err(error) => return Err(error),
+                    Err(error) if error.is_of_this_process() => return Err(error),
+                    // The file's own trouble: the others are there all the same.
+                    Err(error) => self.suspect(id, &error.to_string()),
                 }
             }
             if !usable.is_empty() || !is_gone {
@@ -379,6 +393,9 @@ impl SessionFiles {
             Err(error) if error.is_not_found() => {
                 self.index.write().remove(id);
                 return Err(Error::Unknown(id.to_string()));
+            }
+            Err(Error::Input { value, allowed, .. }) => {
+                return Err(Error::malformed(value, format!("it is not {allowed}")));
             }
             file => file?,
         };
@@ -412,7 +429,7 @@ impl SessionFiles {
     }
 
     fn suspect(&self, id: Id, reason: &str) {
-        tracing::warn!(session = %id, reason, "a session is not used any more");
+        self.pass_over(&format!("{id}{END}"), &reason);
         self.index.write().quarantine(id);
     }
 

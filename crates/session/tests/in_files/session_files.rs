@@ -12,6 +12,7 @@ use kvdepot_session::file::{
 };
 use kvdepot_store::{BlockBuffers, Buffer, Durability};
 use kvdepot_testkit::child::{self, Child};
+use kvdepot_testkit::log::Log;
 use kvdepot_testkit::rot::Patient;
 
 const ROOMY: u64 = 1 << 30;
@@ -405,4 +406,62 @@ fn processes_share_a_directory_and_its_capacity() {
         "{}",
         files.list().len()
     );
+}
+
+#[test]
+fn files_with_holes_take_no_other_sessions_place() {
+    // A file system whose files may have so many bytes.
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let files = open_with(dir.path(), "w", 1 << 20, true);
+    save(&files, &said(1, 20));
+    for name in ["a.kvs", "b.kvs", "c.kvs"] {
+        let file = std::fs::File::create(dir.path().join(name)).unwrap();
+        file.set_len(i64::MAX as u64 - 4096).unwrap();
+    }
+    save(&files, &said(2, 20));
+    assert_eq!(found(&files, &said(1, 30)), [20]);
+    assert_eq!(found(&files, &said(2, 30)), [20]);
+}
+
+/// A session of 20 tokens, and a folder under the name of the same session's one of 40.
+fn with_a_folder(dir: &Path) -> (SessionFiles, kvdepot_session::Id) {
+    let files = open(dir);
+    save(&files, &said(1, 20));
+    let id = save(&files, &said(1, 40)).id;
+    let path = dir.join(format!("{id}.kvs"));
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    (files, id)
+}
+
+#[test]
+fn a_session_whose_file_is_something_else_hides_no_other_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (files, id) = with_a_folder(dir.path());
+    let checked = files.verify(id).unwrap();
+    assert_eq!(checked.missing.len(), 1, "{:?}", checked.missing);
+    files.refresh().unwrap();
+    assert_eq!(found(&files, &said(1, 50)), [20]);
+    // Known before it became one.
+    let dir = tempfile::tempdir().unwrap();
+    let (files, _) = with_a_folder(dir.path());
+    assert_eq!(found(&files, &said(1, 50)), [20]);
+}
+
+#[test]
+fn files_that_are_no_sessions_are_one_line_a_minute() {
+    let dir = tempfile::tempdir().unwrap();
+    for number in 0..20 {
+        std::fs::write(dir.path().join(format!("{number}.kvs")), "strange").unwrap();
+    }
+    let log = Log::default();
+    tracing::subscriber::with_default(log.clone(), || {
+        let files = open(dir.path());
+        for _ in 0..5 {
+            files.refresh().unwrap();
+        }
+    });
+    // A machine that stands still for a minute has a second line.
+    let lines = log.lines_with("it is no session, or cut");
+    assert!((1..5).contains(&lines.len()), "{lines:?}");
 }

@@ -40,10 +40,21 @@ impl Known {
     }
 }
 
-/// The neighbours of an engine, by what their engines drew.
+/// What is known of one target; locked while it is asked.
+type Entry = Arc<Mutex<Option<Known>>>;
+
+#[derive(Default)]
+struct All {
+    /// By what their engines drew.
+    entries: HashMap<[u8; 16], Entry>,
+    is_closed: bool,
+}
+
+/// The neighbours of an engine.
 #[derive(Default)]
 pub(crate) struct Neighbours {
-    all: Mutex<HashMap<[u8; 16], Known>>,
+    /// Not held while a target is asked.
+    all: Mutex<All>,
 }
 
 impl Neighbours {
@@ -53,50 +64,66 @@ impl Neighbours {
     }
 
     fn known(&self, shake: &Shake, target: [u8; 16]) -> Option<Arc<Neighbour>> {
-        let mut all = self.all.lock();
-        let now = Instant::now();
-        all.retain(|_, known| known.is_so(now));
-        let known = all.entry(target).or_insert_with(|| {
+        let entry = Arc::clone(self.all.lock().entries.entry(target).or_default());
+        let mut known = entry.lock();
+        if !known.as_ref().is_some_and(|one| one.is_so(Instant::now())) {
             let knocked = Neighbour::knock(shake, target);
             let knocked = knocked.inspect_err(|error| tracing::debug!(%error, "no neighbour"));
-            match knocked {
+            *known = Some(match knocked {
                 Ok(neighbour) => Known::Lives(Arc::new(neighbour)),
                 Err(_) => Known::IsNone {
                     until: Instant::now() + PAUSE,
                 },
-            }
-        });
-        match known {
-            Known::Lives(neighbour) => Some(Arc::clone(neighbour)),
-            Known::IsNone { .. } => None,
+            });
         }
+        let found = match &*known {
+            Some(Known::Lives(neighbour)) => Some(Arc::clone(neighbour)),
+            _ => None,
+        };
+        drop(known);
+        // `close` does not wait for an entry that is locked.
+        if self.all.lock().is_closed {
+            if let Some(neighbour) = &found {
+                neighbour.close();
+            }
+            return None;
+        }
+        found
     }
 
     /// Lets go of those that have ended, and of those that nothing is used of. Whether any is left.
     pub(crate) fn let_go(&self) -> bool {
-        // Whoever has the lock may be waiting for a neighbour.
-        let Some(mut all) = self.all.try_lock() else {
-            return true;
-        };
         let now = Instant::now();
-        let is_left = |_: &[u8; 16], known: &mut Known| match known {
-            Known::Lives(neighbour) if Arc::strong_count(neighbour) > 1 => false,
-            Known::Lives(_) => true,
-            none => !none.is_so(now),
+        let is_left = |_: &[u8; 16], entry: &mut Entry| {
+            // One that others have is asked now, or has just been.
+            let Some(entry) = Arc::get_mut(entry) else {
+                return false;
+            };
+            match entry.get_mut() {
+                Some(Known::Lives(neighbour)) => Arc::strong_count(neighbour) == 1,
+                Some(none) => !none.is_so(now),
+                None => true,
+            }
         };
-        let left: Vec<_> = all.extract_if(is_left).collect();
-        let is_any = !all.is_empty();
+        let mut all = self.all.lock();
+        let left: Vec<_> = all.entries.extract_if(is_left).collect();
+        let is_any = !all.entries.is_empty();
         drop(all);
         // They wait for threads that have nothing to do.
         drop(left);
         is_any
     }
 
-    /// Lets go of all of them.
+    /// Lets go of all of them, for good. A call that asks a target now finds that out by itself.
     pub(crate) fn close(&self) {
-        let all: Vec<_> = self.all.lock().drain().collect();
-        for (_, known) in all {
-            if let Known::Lives(neighbour) = known {
+        let entries = {
+            let mut all = self.all.lock();
+            all.is_closed = true;
+            std::mem::take(&mut all.entries)
+        };
+        for entry in entries.into_values() {
+            let known = entry.try_lock().and_then(|mut known| known.take());
+            if let Some(Known::Lives(neighbour)) = known {
                 neighbour.close();
             }
         }
@@ -130,8 +157,7 @@ impl Neighbour {
     /// Knocks at a target; an error where it is on another host, or another user's.
     pub(crate) fn knock(shake: &Shake, target: [u8; 16]) -> io::Result<Neighbour> {
         let origin = Origin::here().map_err(io::Error::other)?;
-        let address = words::address(target)?;
-        let socket = Unshared::open(|| UnixStream::connect_addr(&address))?;
+        let socket = words::connect(target)?;
         socket.set_write_timeout(Some(shake.timeout))?;
         let process = words::process(&socket).filter(|_| words::is_ours(&*socket));
         let process = process.ok_or(io::ErrorKind::PermissionDenied)?;

@@ -55,6 +55,18 @@ pub(crate) struct Door {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
+impl Guest {
+    /// Ends this side of the socket. A neighbour that has mapped something ends its own side when
+    /// it has let go of everything; one that has mapped nothing is not waited for.
+    fn end(&self) {
+        // First, so that `House::map` does not send under the lock for long.
+        drop(self.socket.shutdown(Shutdown::Write));
+        if self.mapped.lock().is_empty() {
+            drop(self.socket.shutdown(Shutdown::Read));
+        }
+    }
+}
+
 impl Door {
     /// Opens one; where the system does not allow it neighbours come by the network.
     pub(crate) fn open(shake: Shake, names: Arc<Names>) -> io::Result<Door> {
@@ -101,8 +113,7 @@ impl Door {
         let thread = self.thread.lock().take();
         drop(thread.map(JoinHandle::join));
         for guest in self.house.guests.lock().iter() {
-            // It ends its side when it has let go of everything.
-            drop(guest.socket.shutdown(Shutdown::Write));
+            guest.end();
         }
         while self.house.count.load(Ordering::Acquire) > 0 {
             std::thread::sleep(Duration::from_millis(1));
@@ -157,13 +168,13 @@ impl House {
             });
             self.guests.lock().push(Arc::clone(&guest));
             if self.is_closing.load(Ordering::Acquire) {
-                drop(guest.socket.shutdown(Shutdown::Write));
+                guest.end();
             }
             while self.answer(&guest).is_ok() {}
             // A neighbour ends its side when it has let go of all that it had, and so does the
             // kernel when its process is gone. One that breaks a rule, or does not listen, still
             // has it until then.
-            drop(guest.socket.shutdown(Shutdown::Write));
+            guest.end();
             words::drain(&guest.socket);
             self.guests.lock().retain(|one| !Arc::ptr_eq(one, &guest));
             guest.mapped.lock().clear();
@@ -184,6 +195,9 @@ impl House {
         match asked.verb {
             Verb::Unmap => {
                 guest.mapped.lock().remove(&head.first.grant.get());
+                if self.is_closing.load(Ordering::Acquire) {
+                    guest.end();
+                }
                 Ok(())
             }
             _ => {
@@ -202,6 +216,9 @@ impl House {
             return words::send(&guest.socket, &head.answer(Status::Unknown, 0), &[], &[]);
         };
         let mut mapped = guest.mapped.lock();
+        if self.is_closing.load(Ordering::Acquire) {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
         let mut number = mapped.len() as u32;
         while mapped.contains_key(&number) {
             number = number.wrapping_add(1);

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 
+use kvdepot_host::fork::Unshared;
 use kvdepot_host::{fds, peer};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -51,10 +52,22 @@ pub(super) struct Place {
     pub(super) zero: U32,
 }
 
-/// Where neighbours of an engine knock: a name that goes with its process.
-pub(super) fn address(engine: [u8; 16]) -> io::Result<SocketAddr> {
+/// The name of an engine's socket for neighbours, which ends with its process.
+fn name(engine: [u8; 16]) -> String {
     let number = u128::from_le_bytes(engine);
-    SocketAddr::from_abstract_name(format!("kvdepot-transfer-{number:032x}"))
+    format!("kvdepot-transfer-{number:032x}")
+}
+
+/// The address at which an engine listens for neighbours.
+pub(super) fn address(engine: [u8; 16]) -> io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(name(engine))
+}
+
+/// Connects to an engine of this host. A stranger may listen under its name, so this waits for no
+/// answer.
+pub(super) fn connect(engine: [u8; 16]) -> io::Result<Unshared<UnixStream>> {
+    let connect = || fds::connect_abstract(name(engine).as_bytes());
+    Unshared::open(connect).map_err(io::Error::other)
 }
 
 /// Whether the other end is a process of this user, who may reach this one's memory in any case.

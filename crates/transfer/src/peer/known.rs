@@ -19,9 +19,11 @@ struct State {
     /// Lanes, by their positions, of those that were forgotten with writes that nobody has
     /// answered.
     fenced: HashMap<SocketAddr, Vec<usize>>,
-    /// The first lane of each address, also of those that were forgotten: two addresses may lead to
-    /// one target, where lanes of one number take each other's place.
+    /// The first lane of each address, also of those that are fenced: two addresses may lead to one
+    /// target, where lanes of one number take each other's place.
     first_lanes: HashMap<SocketAddr, u32>,
+    /// First lanes that no address has any more.
+    free_lanes: Vec<u32>,
 }
 
 impl State {
@@ -31,6 +33,8 @@ impl State {
         let fenced = peer.fenced();
         if !fenced.is_empty() {
             self.fenced.insert(peer.address(), fenced);
+        } else if let Some(first) = self.first_lanes.remove(&peer.address()) {
+            self.free_lanes.push(first);
         }
     }
 }
@@ -48,10 +52,16 @@ impl Peers {
         if let Some(peer) = state.all.get(&address) {
             return Ok(Arc::clone(peer));
         }
-        let next = (state.first_lanes.len() * streams) as u32;
-        let first = *state.first_lanes.entry(address).or_insert(next);
+        let next = || (state.first_lanes.len() * streams) as u32;
+        let known = state.first_lanes.get(&address).copied();
+        let first = known.or_else(|| state.free_lanes.last().copied());
+        let first = first.unwrap_or_else(next);
         let behind = state.fenced.get(&address).map_or(&[][..], Vec::as_slice);
         let peer = Arc::new(new(first, behind)?);
+        if known.is_none() {
+            state.free_lanes.pop();
+            state.first_lanes.insert(address, first);
+        }
         state.fenced.remove(&address);
         state.all.insert(address, Arc::clone(&peer));
         Ok(peer)

@@ -8,18 +8,18 @@ use kvdepot_arena::{Error, NamespaceId};
 use kvdepot_host::dir::{Access, Before, Dir};
 
 use super::name::namespace_of;
-use crate::tier::description::{FOLDER, LEN_MAX, MOST, decode, encode};
+use crate::tier::description::{FOLDER, LEN_MAX, MOST, decode};
 use crate::tier::late::Progress;
 
-/// Writes a description where there is none.
-pub(super) fn describe(dir: &Dir, id: NamespaceId, description: &str) -> Result<(), Error> {
+/// Writes an encoded description where there is none.
+pub(super) fn describe(dir: &Dir, id: NamespaceId, text: &str) -> Result<(), Error> {
     let (folder, name) = (dir.make_folder(FOLDER)?, id.to_string());
     if folder.has(&name)? || folder.names()?.len() >= MOST {
         return Ok(());
     }
     let temporary = folder.temporary()?;
     let fd = temporary.as_fd().try_clone_to_owned();
-    let written = fd.and_then(|fd| File::from(fd).write_all(encode(description).as_bytes()));
+    let written = fd.and_then(|fd| File::from(fd).write_all(text.as_bytes()));
     written.map_err(|source| Error::Io {
         path: FOLDER.into(),
         source,

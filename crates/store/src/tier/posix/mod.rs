@@ -42,6 +42,7 @@ use kvdepot_media::{Checksum, is_simulated};
 use parking_lot::Mutex;
 
 use super::contract::{Ends, NamespacePage, Page, Terms, Tier};
+use super::description::encode;
 use super::file::BlockFile;
 use super::filter::{Filter, unknown};
 use super::identities;
@@ -409,9 +410,10 @@ impl Tier for Posix {
     }
 
     fn describe(&self, namespace: NamespaceId, description: &str) {
-        let (common, description) = (Arc::clone(&self.common), description.to_owned());
+        // Cut before it waits: a client may describe any number of namespaces at length.
+        let (common, text) = (Arc::clone(&self.common), encode(description));
         self.writes.run(move || {
-            let described = described::describe(&common.folder.dir(), namespace, &description);
+            let described = described::describe(&common.folder.dir(), namespace, &text);
             if let Err(error) = described {
                 let path = common.folder.path.display();
                 tracing::debug!(%error, %path, "a namespace is not described");

@@ -14,6 +14,7 @@ use kvdepot_arena::format::file_header::{self, FileHeader, LEN};
 use kvdepot_arena::format::file_note::{self, FileNote};
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{Error, Identity, NamespaceId, Place, Reserved, TakesBack, Token};
+use kvdepot_host::EachMinute;
 use kvdepot_host::dir::{Seen, annotate, annotation};
 use kvdepot_media::checksum::compose;
 use kvdepot_media::file::{File, Hands, Manner};
@@ -56,6 +57,7 @@ pub(super) struct Open {
     desk: Arc<Desk>,
     next: AtomicU64,
     state: Mutex<State>,
+    passed_over: EachMinute,
 }
 
 #[derive(Default)]
@@ -115,6 +117,7 @@ impl Open {
             desk: Arc::clone(desk),
             next: AtomicU64::new(0),
             state: Mutex::default(),
+            passed_over: EachMinute::default(),
         }))
     }
 
@@ -139,7 +142,7 @@ impl Open {
         slot: Permits,
     ) -> Result<Option<Place>, Error> {
         if !self.proves(name.namespace) {
-            tracing::warn!(namespace = %name.namespace, "a namespace has no key here: a miss");
+            self.pass_over(name, "its namespace has no key here");
             return Ok(None);
         }
         let found = self.folder.find(name, self.manner.is_direct())?;
@@ -147,7 +150,7 @@ impl Open {
             return Ok(None);
         };
         if !self.folder.is_own(seen.owner) {
-            tracing::warn!(key = %name.key, owner = seen.owner, "a block's file is another user's");
+            self.pass_over(name, &format!("it is another user's (uid {})", seen.owner));
             return Ok(None);
         }
         let note = match !self.far {
@@ -200,7 +203,7 @@ impl Open {
         };
         read?;
         if FileHeader::is_newer(&page) {
-            tracing::warn!(key = %name.key, "a block's file is of a later release");
+            self.pass_over(name, "it is of a later release");
             return Ok(None);
         }
         let header = FileHeader::decode(&page);
@@ -211,10 +214,10 @@ impl Open {
         let proven = self.keys.is_none() || !macs.is_empty();
         let Some(header) = header.filter(|_| proven) else {
             let why = match proven {
-                true => "a file is not the block that its name says",
-                false => "a block is not authenticated",
+                true => "it is not the block that its name says",
+                false => "it is not authenticated",
             };
-            tracing::warn!(key = %name.key, "{why}");
+            self.pass_over(name, why);
             // The next put writes it again.
             if let Some(bytes) = self.folder.remove(name, Some(seen.inode))? {
                 self.losses.went(name, Why::Rotten, bytes, None);
@@ -231,6 +234,15 @@ impl Open {
         };
         let named = Some(self.folder.name_of(name));
         Ok(self.hold((named, None, 0), (file, slot), (place, macs), None))
+    }
+
+    /// Warns of a file that is not used, at most once a minute: readers ask for it again, and
+    /// others may have made any number of them.
+    fn pass_over(&self, name: &Identity, reason: &str) {
+        if let Some(unsaid) = self.passed_over.may_say() {
+            let (namespace, key) = (name.namespace, name.key);
+            tracing::warn!(%namespace, %key, reason, unsaid, "a block's file is passed over");
+        }
     }
 
     /// A file that was opened, to be written too or not.

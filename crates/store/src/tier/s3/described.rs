@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use super::bucket::{Fault, MANY, Way, is_wanted};
 use super::{Common, FOLDERS, LISTED};
-use crate::tier::description::{FOLDER, LEN_MAX, MOST, decode, encode};
+use crate::tier::description::{FOLDER, LEN_MAX, MOST, decode};
 use crate::tier::posix::name::{BLOCKS, identity_of, namespace_of};
 use crate::tier::{NamespacePage, NamespaceUsage};
 
@@ -35,11 +35,10 @@ fn version_of(meta: &ObjectMeta) -> String {
 
 impl Common {
     /// Writes what a namespace is where nobody has. It is for people: what fails is not said.
-    pub(super) async fn describe(&self, id: NamespaceId, description: &str) {
+    pub(super) async fn describe(&self, id: NamespaceId, text: &str) {
         let path = self.bucket.path(&format!("{FOLDER}/{id}"));
-        let text = encode(description);
         let put = || {
-            let payload = PutPayload::from(text.clone());
+            let payload = PutPayload::from(text.to_owned());
             let options = PutOptions::from(PutMode::Create);
             self.bucket
                 .store()

@@ -43,6 +43,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::contract::{Ends, NamespacePage, Page, Terms, Tier};
 use super::departures::Departures;
+use super::description::encode;
 use super::filter::{Filter, unknown};
 use super::identities;
 use super::kinds::TierKind;
@@ -369,9 +370,9 @@ impl Tier for S3 {
 
     /// A mark is the number of a folder.
     fn describe(&self, namespace: NamespaceId, description: &str) {
-        let (common, description) = (Arc::clone(&self.common), description.to_owned());
+        let (common, text) = (Arc::clone(&self.common), encode(description));
         let _detached = self.common.runtime.spawn(async move {
-            common.describe(namespace, &description).await;
+            common.describe(namespace, &text).await;
         });
     }
 
