@@ -1,10 +1,10 @@
 //! Prompts as large as a tier, among those that others use.
 
-use kvdepot_store::{BlockBuffers, Namespace};
+use kvdepot_store::{BlockBuffers, Depot, Key, Namespace, Outcome};
 
 use serde_json::json;
 
-use crate::common::{PATIENCE, Place, block, keys, namespace, put};
+use crate::common::{PATIENCE, Place, block, key, keys, namespace, put, several};
 
 const LEN: usize = 64 << 10;
 /// Blocks of a tier.
@@ -48,14 +48,41 @@ fn offer(ns: &Namespace, prompt: std::ops::Range<u64>, call: usize) {
     }
 }
 
-fn offer_some(ns: &Namespace, after: Option<kvdepot_store::Key>, some: &[u64]) {
-    let blocks = some.iter().map(|number| block(*number, LEN));
+fn offer_some(ns: &Namespace, after: Option<Key>, some: &[u64]) -> Vec<Outcome> {
+    offer_blocks(ns, after, some, LEN)
+}
+
+fn offer_blocks(ns: &Namespace, after: Option<Key>, some: &[u64], len: usize) -> Vec<Outcome> {
+    let blocks = some.iter().map(|number| block(*number, len));
     let task = ns.put_after(
         after,
         keys(some.iter().copied()),
         BlockBuffers::whole(blocks),
     );
-    task.unwrap().wait(Some(PATIENCE)).unwrap();
+    let task = task.unwrap();
+    task.wait(Some(PATIENCE)).unwrap();
+    task.outcomes()
+}
+
+/// Offers all of a prompt in calls of so many blocks, which say what they continue.
+fn offer_all(ns: &Namespace, prompt: std::ops::Range<u64>, call: usize, len: usize) {
+    let numbers: Vec<u64> = prompt.clone().collect();
+    for some in numbers.chunks(call) {
+        let after = (some[0] > prompt.start).then(|| key(some[0] - 1));
+        offer_blocks(ns, after, some, len);
+    }
+}
+
+/// An arena of 64 blocks that stores whatever it is offered.
+fn arena() -> Place {
+    Place::new("Dax", "", "5MiB").with("", "admission", "all")
+}
+
+/// Fills a tier with blocks that nobody uses, and returns how many it has.
+fn fill(depot: &Depot, ns: &Namespace) -> u64 {
+    let all = depot.stats().tiers[0].capacity_bytes / LEN as u64;
+    (0..all).for_each(|number| assert_eq!(put(ns, &[number], LEN), [true]));
+    all
 }
 
 fn hits(ns: &Namespace, prompt: std::ops::Range<u64>) -> u64 {
@@ -180,4 +207,40 @@ fn what_goes_of_a_prompt_is_its_tail_whatever_calls_brought_it() {
         }
         assert_eq!(last, 0, "others are stored meanwhile");
     }
+}
+
+#[test]
+fn a_prompt_evicts_an_eighth_of_all_devices_of_a_tier() {
+    for added in [false, true] {
+        let names = ["a", "b", "c", "d"];
+        let place = several::several(if added { &names[..1] } else { &names }, "2MiB");
+        let place = place.with("", "admission", "all");
+        let depot = place.open();
+        for name in names.iter().filter(|_| added).skip(1) {
+            let path = several::at(&place, name);
+            depot.add_device(&path, Some(2 << 20)).unwrap();
+        }
+        let ns = namespace(&depot);
+        let all = fill(&depot, &ns);
+        let large = 900_000..900_000 + all / 4;
+        offer_all(&ns, large.clone(), 4, LEN);
+        let stored = hits(&ns, large);
+        assert!(stored >= all / 8, "{stored} of {all}, added: {added}");
+    }
+}
+
+#[test]
+fn a_prompt_of_small_blocks_leaves_the_others_when_records_run_out() {
+    let place = Place::new("Dax", "", "64MiB")
+        .with("dax", "records", 64)
+        .with("", "admission", "all");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    for prompt in 1..8 {
+        let usual: Vec<u64> = usual(prompt).collect();
+        assert_eq!(put(&ns, &usual, 4096), [true; 8]);
+    }
+    offer_all(&ns, 500_000..500_200, 8, 4096);
+    assert_eq!(hits(&ns, 500_000..500_200), 64 / 8);
+    (1..8).for_each(|prompt| assert_eq!(hits(&ns, usual(prompt)), USUAL));
 }
