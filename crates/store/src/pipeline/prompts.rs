@@ -62,10 +62,13 @@ impl Core {
         if let Some(key) = keys.get(there) {
             let key = *key;
             let is_again = self.prompts.get(&Identity { namespace, key }).is_some();
-            // Explicit saves have no eviction limit.
-            if is_again || self.saved.has(namespace) {
+            if is_again {
                 stamps = stamps.again();
             }
+        }
+        // Explicit saves have no eviction limit.
+        if self.saved.has(namespace) {
+            stamps = stamps.saved();
         }
         // A tier apart has no stamps.
         if self.is_apart() {

@@ -188,11 +188,13 @@ impl Common {
     }
 
     /// Whether files may be evicted for a block: those of an eighth of the capacity for the new
-    /// blocks of a prompt, and for its rest each time that it is offered again.
+    /// blocks of a prompt, and for its rest each time that it is offered again. Explicit saves have
+    /// no limit.
     fn may_evict_for(&self, wanted: &Wanted) -> bool {
         let room = room_of(LEN as u64 + wanted.len);
-        let before = Use::of(wanted.stamp).depth.saturating_mul(room);
-        !self.is_last || before < self.usage.capacity() / 8
+        let use_ = Use::of(wanted.stamp);
+        let before = use_.depth.saturating_mul(room);
+        !self.is_last || use_.is_saved || before < self.usage.capacity() / 8
     }
 
     /// A block takes no more than a part of the capacity, so that what goes for one is bounded.
