@@ -210,6 +210,26 @@ fn what_goes_of_a_prompt_is_its_tail_whatever_calls_brought_it() {
 }
 
 #[test]
+fn a_whole_prompt_that_is_offered_again_to_a_directory_grows_until_it_is_stored() {
+    let place = Place::new("Posix", "", "");
+    let path = place.dir().join("files");
+    let path = path.to_str().unwrap().to_owned();
+    let place = place.with_section("posix", json!({"path": path, "capacity": "8MiB"}));
+    let depot = place.open();
+    let ns = namespace(&depot);
+    for prompt in 1..31 {
+        put(&ns, &usual(prompt).collect::<Vec<_>>(), LEN);
+    }
+    let large = 500_000..500_040;
+    let all: Vec<u64> = large.clone().collect();
+    let offers = (1..=20).find(|_| {
+        offer_some(&ns, None, &all);
+        hits(&ns, large.clone()) == 40
+    });
+    assert!(offers.is_some_and(|offers| offers > 1), "{offers:?}");
+}
+
+#[test]
 fn a_prompt_evicts_an_eighth_of_all_devices_of_a_tier() {
     for added in [false, true] {
         let names = ["a", "b", "c", "d"];
@@ -230,6 +250,53 @@ fn a_prompt_evicts_an_eighth_of_all_devices_of_a_tier() {
 }
 
 #[test]
+fn blocks_of_a_prompt_that_the_queue_drops_do_not_make_it_several() {
+    let place = Place::new("Cache|Dax", "4MiB", "5MiB")
+        .with("", "admission", "all")
+        .with("", "write_back_depth", 4 * LEN as u64)
+        .with("", "overload", "drop")
+        .with("", "promote", false);
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let offer = |prompt: std::ops::Range<u64>, call: usize| {
+        let numbers: Vec<u64> = prompt.clone().collect();
+        for some in numbers.chunks(call) {
+            let after = (some[0] > prompt.start).then(|| key(some[0] - 1));
+            offer_some(&ns, after, some);
+            assert!(depot.drain(PATIENCE));
+        }
+    };
+    (1..7).for_each(|prompt| offer(usual(prompt), 4));
+    let of_usual = || {
+        let there = several::on(&place.arena());
+        let left = (1..7)
+            .flat_map(usual)
+            .filter(|number| there.contains(number));
+        left.count()
+    };
+    assert_eq!(of_usual(), 48);
+    offer(500_000..500_240, 8);
+    assert_eq!(of_usual(), 48);
+}
+
+#[test]
+fn a_call_that_continues_a_block_that_is_nowhere_takes_free_space_alone() {
+    let depot = arena().open();
+    let ns = namespace(&depot);
+    let all = fill(&depot, &ns);
+    let behind: Vec<u64> = (900_001..900_005).collect();
+    for _ in 0..2 {
+        let ended = offer_some(&ns, Some(key(900_000)), &behind);
+        assert_eq!(ended, [Outcome::Full; 4]);
+    }
+    assert_eq!(hits(&ns, 0..all), all);
+    // The first block closes the gap.
+    assert_eq!(offer_some(&ns, None, &[900_000]), [Outcome::Done]);
+    let ended = offer_some(&ns, Some(key(900_000)), &behind);
+    assert_eq!(ended, [Outcome::Done; 4]);
+}
+
+#[test]
 fn a_prompt_of_small_blocks_leaves_the_others_when_records_run_out() {
     let place = Place::new("Dax", "", "64MiB")
         .with("dax", "records", 64)
@@ -243,4 +310,18 @@ fn a_prompt_of_small_blocks_leaves_the_others_when_records_run_out() {
     offer_all(&ns, 500_000..500_200, 8, 4096);
     assert_eq!(hits(&ns, 500_000..500_200), 64 / 8);
     (1..8).for_each(|prompt| assert_eq!(hits(&ns, usual(prompt)), USUAL));
+}
+
+#[test]
+fn blocks_that_are_there_are_no_new_ones_in_any_call() {
+    let depot = arena().open();
+    let ns = namespace(&depot);
+    let all = depot.stats().tiers[0].capacity_bytes / LEN as u64;
+    let prompt = 500_000..500_032;
+    offer_all(&ns, prompt.clone(), 4, LEN);
+    (0..all - 32).for_each(|number| assert_eq!(put(&ns, &[number], LEN), [true]));
+    offer_all(&ns, prompt.clone(), 4, LEN);
+    let ended = offer_some(&ns, Some(key(500_031)), &[500_032]);
+    assert_eq!(ended, [Outcome::Done]);
+    assert_eq!(hits(&ns, prompt), 32);
 }
