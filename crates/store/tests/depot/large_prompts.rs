@@ -230,6 +230,20 @@ fn a_whole_prompt_that_is_offered_again_to_a_directory_grows_until_it_is_stored(
 }
 
 #[test]
+fn a_strict_reservation_that_comes_again_evicts_cold_blocks() {
+    let depot = arena().open();
+    let ns = namespace(&depot);
+    let all = fill(&depot, &ns);
+    let numbers = 900_000..900_000 + all * 3 / 4;
+    let wanted: Vec<_> = numbers.map(|at| (key(at), vec![LEN as u64])).collect();
+    let refused = ns.reserve_strict(&wanted).unwrap_err().to_string();
+    assert!(refused.contains("an eighth of the tier"), "{refused}");
+    let reserved = ns.reserve_strict(&wanted).unwrap();
+    assert!(reserved.iter().all(Option::is_some));
+    ns.abort(&reserved.into_iter().flatten().collect::<Vec<_>>());
+}
+
+#[test]
 fn a_prompt_evicts_an_eighth_of_all_devices_of_a_tier() {
     for added in [false, true] {
         let names = ["a", "b", "c", "d"];

@@ -184,7 +184,11 @@ impl Common {
     pub(super) fn no_space(&self, wanted: &Wanted) -> Refused {
         let capacity = self.usage.capacity();
         let free = capacity.saturating_sub(self.usage.seen());
-        self.full(wanted, Cause::Space { free, capacity })
+        let cause = match self.may_evict_for(wanted) {
+            true => Cause::Space { free, capacity },
+            false => Cause::Limit,
+        };
+        self.full(wanted, cause)
     }
 
     /// Whether files may be evicted for a block: those of an eighth of the capacity for the new
