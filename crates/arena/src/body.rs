@@ -31,6 +31,7 @@ use crate::held;
 use crate::index::{Entry, Index, Order, Records, Reservations};
 use crate::inode::Inode;
 use crate::key::{Identity, NamespaceId};
+use crate::last_tier::LastTier;
 use crate::make::Fresh;
 use crate::medium::Shared;
 use crate::options::Durability;
@@ -55,8 +56,8 @@ pub struct Arena {
     pub(crate) capacity: AtomicU64,
     /// Whether blocks are no longer written here.
     pub(crate) leaving: AtomicBool,
-    /// Whether this is the last tier of its pipeline: no other tier has the blocks it evicts.
-    pub(crate) is_last: AtomicBool,
+    /// Of the last tier of a pipeline: no other tier has the blocks it evicts.
+    pub(crate) last_tier: LastTier,
     pub(crate) durability: Durability,
     /// `None` for memory that dies with the process.
     pub(crate) table: Option<Table>,

@@ -3,14 +3,15 @@
 //!
 //! Blocks that were used after a prompt's first store are never evicted for it, so a prompt does
 //! not evict its own prefix. The new blocks of a prompt evict the least recently used blocks until
-//! they take an eighth of the arena. Later blocks use free space, or evict blocks that were not
-//! used while the arena's capacity was stored once, up to half of the arena. Blocks that found no
-//! space and are offered again evict all blocks that were not used since.
+//! they take an eighth of the tier, in bytes or records of all its devices. Later blocks use free
+//! space, or evict blocks that were not used while the arena's capacity was stored once, up to half
+//! of the tier. Blocks that found no space and are offered again evict all blocks that were not
+//! used since. Blocks whose position in their prompt is unknown use free space.
 //!
 //! Only the last tier of a pipeline has a limit: all blocks pass the tiers before it, and those
 //! that are evicted there are written back already.
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
 
 use crate::body::{Arena, State};
 use crate::group::ordinary;
@@ -18,7 +19,7 @@ use crate::index::{Oldest, Use};
 use crate::place::Wanted;
 use crate::turnover::EvictionLimit;
 
-/// Parts of the arena: one for which a new prompt evicts by the order of use alone, and one that
+/// Parts of the tier: one for which a new prompt evicts by the order of use alone, and one that
 /// bounds all that it evicts.
 const UNLIMITED_PART: u64 = 8;
 const LARGEST_PART: u64 = 2;
@@ -37,27 +38,27 @@ impl Wanted {
 }
 
 impl Arena {
-    /// Sets whether this is the last tier of its pipeline.
-    pub fn set_last(&self, is_last: bool) {
-        self.is_last.store(is_last, Ordering::Relaxed);
+    /// Notes that this arena and the others of `devices` are the last tier of their pipeline.
+    pub fn set_last(&self, devices: &[Arc<Arena>]) {
+        let layouts = || devices.iter().map(|arena| arena.layout());
+        let bytes = layouts().map(|layout| layout.data_len()).sum();
+        let records = layouts().map(|layout| layout.records).sum();
+        self.last_tier.set(bytes, records);
     }
 
     /// Whether this is the last tier of its pipeline.
     pub fn is_last(&self) -> bool {
-        self.is_last.load(Ordering::Relaxed)
+        self.last_tier.is_set()
     }
 
     pub(crate) fn eviction_limit(&self, state: &State, wanted: &Wanted) -> EvictionLimit {
-        let capacity = self.layout().data_len();
         let use_ = Use::of(ordinary(wanted.stamp));
-        let before = use_.depth.saturating_mul(wanted.room());
+        let is_within = |part| self.last_tier.is_within(part, use_, wanted.room());
         EvictionLimit(match () {
             () if !wanted.evict => 0,
             () if !self.is_last() => return EvictionLimit::NONE,
-            () if !use_.is_first || before < capacity / UNLIMITED_PART => use_.began,
-            () if before < capacity / LARGEST_PART => {
-                use_.began.min(state.turnover.before(use_.began))
-            }
+            () if !use_.is_first || is_within(UNLIMITED_PART) => use_.began,
+            () if is_within(LARGEST_PART) => use_.began.min(state.turnover.before(use_.began)),
             () => 0,
         })
     }

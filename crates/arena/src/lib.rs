@@ -23,6 +23,7 @@ mod index;
 mod inode;
 pub mod inspect;
 mod key;
+mod last_tier;
 mod leave;
 mod listing;
 mod lost;

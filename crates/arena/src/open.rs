@@ -21,6 +21,7 @@ use crate::format::superblock::Superblock;
 use crate::head::{advance, dead_superblocks, described, read_superblock, write_owner};
 use crate::index::{Index, Order, Uses};
 use crate::inode::Inode;
+use crate::last_tier::LastTier;
 use crate::make::{self, Fresh, Promised, Taken, Treatment, format, open_error, take, treatment};
 use crate::medium::{self, Medium, Shared};
 use crate::options::{Durability, Options};
@@ -99,7 +100,7 @@ impl Acquired {
             opened: layout.on(medium.len()),
             capacity: AtomicU64::new(layout.on(medium.len()).capacity),
             leaving: AtomicBool::new(false),
-            is_last: AtomicBool::new(false),
+            last_tier: LastTier::default(),
             durability: self.durability,
             table: Some(table),
             index: found.index,
@@ -162,7 +163,7 @@ impl Arena {
             opened: layout,
             capacity: AtomicU64::new(layout.capacity),
             leaving: AtomicBool::new(false),
-            is_last: AtomicBool::new(false),
+            last_tier: LastTier::default(),
             durability: Durability::Process,
             table: None,
             index: Index::new(layout.records),

@@ -45,6 +45,8 @@ pub enum Cause {
         /// Bytes that there are.
         capacity: u64,
     },
+    /// The eviction limit of its prompt keeps the blocks that could be evicted.
+    Limit,
     /// The block is larger than any that is taken there.
     Large {
         /// Bytes of the largest that is.
@@ -91,6 +93,9 @@ impl From<Full> for Error {
             Cause::Space { free, capacity } => {
                 format!("{free} are free of {capacity}, the rest is pinned or reserved")
             }
+            Cause::Limit => "the new blocks of a prompt evict others until they take an eighth of \
+                             the tier; a call that reserves them again may evict more"
+                .into(),
             Cause::Large { most } => format!("it takes blocks of at most {most} bytes"),
             Cause::Records { records } => format!(
                 "each of its {records} records has a block that is pinned or reserved; a new arena \

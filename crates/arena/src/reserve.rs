@@ -85,7 +85,7 @@ impl Arena {
                     made.for_each(|place| self.give_up(state, place.token.slot));
                     return None;
                 }
-                answers.push(Err(self.refuse(state, wanted.len)));
+                answers.push(Err(self.no_room(state, wanted)));
                 continue;
             };
             behind = self.last_of(&extents);
@@ -163,7 +163,7 @@ impl Arena {
                     drop(state);
                     return None;
                 }
-                None => Err(self.refuse(&state, wanted.len)),
+                None => Err(self.no_room(&state, wanted)),
             };
             behind = space.as_ref().map_or(behind, Space::last);
             let is_full = space.is_err();
@@ -279,7 +279,7 @@ impl Arena {
     }
 
     /// Whether others might make room for this block.
-    fn may_evict(&self, state: &State, wanted: &Wanted) -> bool {
+    pub(crate) fn may_evict(&self, state: &State, wanted: &Wanted) -> bool {
         let could = self.index.evictable_bytes() > 0 || state.burials.count() > 0;
         wanted.evict && could && wanted.len > 0 && wanted.len <= self.layout().data_len()
     }
@@ -324,7 +324,7 @@ impl Arena {
         let Some(slot) = self.enter(state, &entry) else {
             self.free_extents(state, &at.extents);
             state.records.give_back(at.record);
-            return Err(self.refuse(state, wanted.len));
+            return Err(self.no_room(state, wanted));
         };
         state
             .reserved

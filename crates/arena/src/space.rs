@@ -12,6 +12,7 @@ use crate::index::{Entry, Stage};
 use crate::key::NamespaceId;
 use crate::place::Wanted;
 use crate::refused::{Cause, Full, Refused};
+use crate::turnover::EvictionLimit;
 
 /// A slot and extents that are nobody's yet. Dropped, they are free again.
 #[must_use = "dropped, it is given back"]
@@ -94,7 +95,7 @@ impl Arena {
             // Anew each time: a number that no block bears may go to another namespace.
             let number = self.intern(&state, namespace);
             if len == 0 || len > self.layout().data_len() {
-                return Err(self.no_room(&state, len));
+                return Err(self.no_room(&state, wanted));
             }
             let may_take = std::mem::take(&mut ours) || self.may_use_free(&mut state, wanted);
             let space = may_take.then(|| self.set_aside(&mut state, number, wanted, hint));
@@ -102,7 +103,7 @@ impl Arena {
                 return answer;
             }
             if last {
-                return Err(self.no_room(&state, len));
+                return Err(self.no_room(&state, wanted));
             }
             // What others have evicted may do.
             if !std::mem::replace(&mut waited, true) && self.await_burials(&mut state) {
@@ -134,7 +135,7 @@ impl Arena {
         let Some(slot) = self.enter(state, &entry) else {
             self.free_extents(state, &extents);
             state.records.give_back(record);
-            return Some(Err(self.no_room(state, wanted.len)));
+            return Some(Err(self.no_room(state, wanted)));
         };
         state.set_aside += 1;
         Some(Ok(Space {
@@ -146,20 +147,28 @@ impl Arena {
         }))
     }
 
-    fn no_room(&self, state: &State, len: u64) -> Refused {
+    /// Refuses a block that finds no space.
+    pub(crate) fn no_room(&self, state: &State, wanted: &Wanted) -> Refused {
         self.counters.full.fetch_add(1, Ordering::Relaxed);
         let (layout, free) = (self.layout(), state.pool.free_bytes());
         let (records, capacity) = (layout.records, layout.data_len());
+        let has_limit = || self.eviction_limit(state, wanted) != EvictionLimit::NONE;
         let cause = match state.records.vacant() {
-            0 if len <= capacity => Cause::Records { records },
+            _ if wanted.len > capacity => Cause::Space { free, capacity },
+            _ if self.may_evict(state, wanted) && has_limit() => Cause::Limit,
+            0 => Cause::Records { records },
             _ => Cause::Space { free, capacity },
         };
-        self.full(len, cause)
+        self.full(wanted.len, cause)
     }
 
     /// Refuses a block as one before it in its call was refused, without another look.
     pub fn refuse_like(&self, full: Full, requested: u64) -> Refused {
-        if matches!(full.cause, Cause::Space { .. } | Cause::Records { .. }) {
+        let is_for_space = matches!(
+            full.cause,
+            Cause::Space { .. } | Cause::Records { .. } | Cause::Limit
+        );
+        if is_for_space {
             self.counters.full.fetch_add(1, Ordering::Relaxed);
         }
         self.full(requested, full.cause)
@@ -171,11 +180,6 @@ impl Arena {
             requested,
             cause,
         })
-    }
-
-    /// As [`Arena::full`], for a block that found no room in this pool.
-    pub(crate) fn refuse(&self, state: &State, len: u64) -> Refused {
-        self.no_room(state, len)
     }
 
     /// Where a block's last extent begins, as the pool counts.

@@ -43,6 +43,8 @@ enum Sight {
     Again = 1,
     /// It is stored.
     There = 2,
+    /// It belongs to an explicit save.
+    Saved = 3,
 }
 
 impl Default for Uses {
@@ -82,13 +84,26 @@ impl Stamps {
     /// The stamps of blocks that are offered and follow one with this stamp in their prompt.
     #[must_use]
     pub fn behind(stamp: u64) -> Stamps {
-        let first = match stamp & 3 == Sight::There as u64 {
+        let next = deeper(stamp, 1);
+        let first = match is_there(stamp) {
             true => ((stamp & !(USE - 1)) - USE) | (DEPTH << DEPTH_SHIFT),
-            false => deeper(stamp, 1),
+            false => next,
         };
         Stamps {
-            there: (first, 0),
+            there: (next, 0),
             first,
+        }
+    }
+
+    /// The same for a call of which the first `stored` blocks are there. Behind a block that is new
+    /// itself they count as new: their stamps are older than its stamp.
+    #[must_use]
+    pub fn with_stored(self, stored: usize) -> Stamps {
+        let (there, _) = self.there;
+        let count = if is_there(there) { stored } else { 0 };
+        Stamps {
+            there: (there, count),
+            ..self
         }
     }
 
@@ -97,6 +112,25 @@ impl Stamps {
     pub fn again(self) -> Stamps {
         Stamps {
             first: self.first | Sight::Again as u64,
+            ..self
+        }
+    }
+
+    /// The same for blocks of an explicit save.
+    #[must_use]
+    pub fn saved(self) -> Stamps {
+        let (there, count) = self.there;
+        Stamps {
+            there: (there | Sight::Saved as u64, count),
+            first: self.first | Sight::Saved as u64,
+        }
+    }
+
+    /// The same for new blocks whose position in their prompt is unknown: the deepest.
+    #[must_use]
+    pub fn deepest(self) -> Stamps {
+        Stamps {
+            first: self.first & !(DEPTH << DEPTH_SHIFT),
             ..self
         }
     }
@@ -117,6 +151,10 @@ fn behind_at_most(stamp: u64) -> u64 {
     stamp >> DEPTH_SHIFT & DEPTH
 }
 
+fn is_there(stamp: u64) -> bool {
+    stamp & 3 == Sight::There as u64
+}
+
 fn deeper(stamp: u64, blocks: usize) -> u64 {
     stamp - (behind_at_most(stamp).min(blocks as u64) << DEPTH_SHIFT)
 }
@@ -129,7 +167,10 @@ pub struct Use {
     pub began: u64,
     /// Whether its blocks are offered for the first time.
     pub is_first: bool,
-    /// New blocks of the prompt before this one, at least.
+    /// Whether its blocks belong to an explicit save.
+    pub is_saved: bool,
+    /// New blocks of the prompt before this one; [`u64::MAX`] if they are more than a stamp counts,
+    /// or unknown.
     pub depth: u64,
 }
 
@@ -149,7 +190,11 @@ impl Use {
         Use {
             began: stamp & !(USE - 1),
             is_first: stamp & 3 == Sight::First as u64,
-            depth: DEPTH - behind_at_most(stamp),
+            is_saved: stamp & 3 == Sight::Saved as u64,
+            depth: match behind_at_most(stamp) {
+                0 => u64::MAX,
+                behind => DEPTH - behind,
+            },
         }
     }
 }
@@ -484,6 +529,26 @@ mod tests {
         // Deeper than that all are as old.
         let deep = Stamps::behind(one.of(1 << 40));
         assert_eq!((deep.of(0), deep.of(7)), (uses[0].began, uses[0].began));
+        let unknown = Stamps::behind(one.deepest().of(1)).of(7);
+        assert_eq!(Use::of(unknown).depth, u64::MAX);
+    }
+
+    #[test]
+    fn blocks_that_are_there_are_not_new_behind_others_that_are() {
+        let uses = Uses::default();
+        let asked = uses.asked();
+        let rest = Stamps::behind(asked.of(3)).with_stored(2);
+        let stamps = [rest.of(3), rest.of(2), rest.of(1), rest.of(0), asked.of(3)];
+        assert!(stamps.is_sorted_by(|a, b| a < b), "{stamps:?}");
+        let of = |stamp| (Use::of(stamp).is_first, Use::of(stamp).depth);
+        let each = stamps.map(of);
+        assert_eq!(each[..2], [(true, 1), (true, 0)]);
+        assert_eq!(each[2..], [(false, 5), (false, 4), (false, 3)]);
+        // Behind new blocks they are as old as new ones.
+        let new = Stamps::behind(rest.of(3)).with_stored(2);
+        assert_eq!([0, 2].map(|at| of(new.of(at))), [(true, 2), (true, 4)]);
+        let saved = [rest, new].map(|stamps| Use::of(stamps.saved().of(0)));
+        assert!(saved.iter().all(|one| one.is_saved && !one.is_first));
     }
 
     #[test]

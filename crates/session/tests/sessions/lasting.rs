@@ -275,3 +275,18 @@ fn what_no_tier_can_keep_is_refused_before_a_byte_is_written() {
         sessions.depot().close();
     }
 }
+
+#[test]
+fn a_session_of_a_quarter_of_a_full_directory_is_saved() {
+    let home = tempfile::tempdir().unwrap();
+    let sessions = open(home.path(), &json!({"capacity": "8MiB"}), &json!({}));
+    let save = |seed: u32, pieces: usize| {
+        let text: Vec<u32> = (0..pieces * PIECE)
+            .map(|at| seed << 16 | at as u32)
+            .collect();
+        let rows = |run: &Range<usize>| vec![seed as u8; run.len() * (64 << 10) / PIECE];
+        save_rows(&sessions, &text, Way::Save, &rows)
+    };
+    (1..40).for_each(|seed| save(seed, 4).unwrap());
+    assert!(save(40, 32).is_ok());
+}

@@ -65,10 +65,9 @@ impl Local {
             keys,
         } = Opened::open(config, &uses)?;
         let tiers: Vec<Stage> = tiers.into_iter().map(|(_, tier)| tier).collect();
-        let last = tiers.last().and_then(Stage::here);
-        last.iter()
-            .flat_map(|last| last.arenas())
-            .for_each(|arena| arena.set_last(true));
+        if let Some(last) = tiers.last().and_then(Stage::here) {
+            last.set_last();
+        }
         // What a tier apart has is not known without asking it.
         let known = tiers.iter().all(|tier| tier.apart().is_none());
         let learns = known && config.admission == Admission::Learned;

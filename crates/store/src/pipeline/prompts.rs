@@ -2,11 +2,12 @@
 //! eviction limit of a tier is for a prompt, not for a call.
 //!
 //! The stamps of a call follow the stamp of the block that the call continues. The pipeline
-//! remembers the last calls with a block that found no space or was declined, and those of tiers
-//! without stamps: the next call of the prompt continues them.
+//! remembers the last calls with a block that was not stored, and those of asynchronous tiers,
+//! which have no stamps: the next call of the prompt continues them.
 
 use std::collections::HashMap;
 
+use kvdepot_arena::held::TURN;
 use kvdepot_arena::{Identity, Key, NamespaceId, Stamps};
 use parking_lot::RwLock;
 
@@ -16,21 +17,44 @@ use crate::tier::Stage;
 /// Blocks that are remembered: so many of the last ones, and at most twice as many.
 const REMEMBERED: usize = 4096;
 
-/// Blocks that are in no arena, with the stamps of what follows them.
+/// Blocks that are in no arena.
 #[derive(Default)]
 pub(crate) struct Prompts(RwLock<Remembered>);
 
+#[derive(Clone, Copy)]
+struct Position {
+    /// The stamp with which the block was offered or used.
+    stamp: u64,
+    /// Whether the block found no space, and was not offered again.
+    is_full: bool,
+}
+
 #[derive(Default)]
 struct Remembered {
-    now: HashMap<Identity, Stamps>,
-    before: HashMap<Identity, Stamps>,
+    now: HashMap<Identity, Position>,
+    before: HashMap<Identity, Position>,
+}
+
+impl Remembered {
+    fn is_full(&self, block: &Identity) -> bool {
+        let mut known = [&self.now, &self.before].into_iter();
+        known.any(|known| known.get(block).is_some_and(|one| one.is_full))
+    }
+
+    fn set_offered(&mut self, block: &Identity) {
+        for known in [&mut self.now, &mut self.before] {
+            if let Some(position) = known.get_mut(block) {
+                position.is_full = false;
+            }
+        }
+    }
 }
 
 impl Prompts {
-    fn get(&self, block: &Identity) -> Option<Stamps> {
+    fn get(&self, block: &Identity) -> Option<u64> {
         let known = self.0.read();
         let known = known.now.get(block).or_else(|| known.before.get(block));
-        known.copied()
+        known.map(|known| known.stamp)
     }
 
     fn forget(&self, block: &Identity) {
@@ -39,12 +63,37 @@ impl Prompts {
         known.before.remove(block);
     }
 
-    fn note(&self, block: Identity, next: Stamps) {
+    fn note(&self, block: Identity, position: Position) {
         let mut known = self.0.write();
         if known.now.len() >= REMEMBERED {
             known.before = std::mem::take(&mut known.now);
         }
-        known.now.insert(block, next);
+        known.now.insert(block, position);
+    }
+
+    /// The index of the first of these blocks that found no space before. They are offered again.
+    fn take_full(&self, namespace: NamespaceId, keys: &[Key]) -> Option<usize> {
+        let block = |key: &Key| {
+            let key = *key;
+            Identity { namespace, key }
+        };
+        let mut first = None;
+        for (turn, some) in keys.chunks(TURN).enumerate() {
+            let known = self.0.read();
+            if known.now.is_empty() && known.before.is_empty() {
+                return first;
+            }
+            let is_full = |at: &usize| known.is_full(&block(&some[*at]));
+            let full: Vec<usize> = (0..some.len()).filter(is_full).collect();
+            drop(known);
+            if let Some(at) = full.first() {
+                first = first.or(Some(turn * TURN + at));
+                let mut known = self.0.write();
+                full.iter()
+                    .for_each(|at| known.set_offered(&block(&some[*at])));
+            }
+        }
+        first
     }
 }
 
@@ -56,32 +105,58 @@ impl Core {
         after: Option<Key>,
         keys: &[Key],
     ) -> Stamps {
-        let there = self.stored_run(namespace, keys);
-        let behind = after.and_then(|key| self.stamps_behind(Identity { namespace, key }));
-        let mut stamps = behind.unwrap_or_else(|| self.uses.call(there));
-        if let Some(key) = keys.get(there) {
-            let key = *key;
-            let is_again = self.prompts.get(&Identity { namespace, key }).is_some();
-            // Explicit saves have no eviction limit.
-            if is_again || self.saved.has(namespace) {
-                stamps = stamps.again();
-            }
-        }
-        // A tier apart has no stamps.
+        let stored = self.stored_run(namespace, keys);
+        let full = self.prompts.take_full(namespace, &keys[stored..]);
+        let full = full.map(|at| stored + at);
+        let before = after.and_then(|key| self.stamp_of(Identity { namespace, key }));
+        // Explicit saves have no eviction limit.
+        let is_saved = self.saved.has(namespace);
+        let stamps = match before {
+            // The stamp of a block that an earlier process has stored is no position.
+            Some(stamp) if stamp >= self.opened => Stamps::behind(stamp).with_stored(stored),
+            _ if self.is_apart() && !is_saved => self.stamps_of_rest(namespace, keys, stored, full),
+            // There is a gap before these blocks: no other block is evicted for them.
+            None if after.is_some() && !is_saved => return self.uses.call(stored).deepest(),
+            _ => self.uses.call(stored),
+        };
+        let stamps = match (is_saved, full) {
+            (true, _) => stamps.saved(),
+            (false, Some(_)) => stamps.again(),
+            (false, None) => stamps,
+        };
+        // Asynchronous tiers have no stamps.
         if self.is_apart() {
             self.note_end(namespace, keys, stamps);
         }
         stamps
     }
 
-    fn stamps_behind(&self, block: Identity) -> Option<Stamps> {
+    /// The stamps of a call of which asynchronous tiers have the blocks before the first that found
+    /// no space. They are used: else the blocks behind them would be younger.
+    fn stamps_of_rest(
+        &self,
+        namespace: NamespaceId,
+        keys: &[Key],
+        stored: usize,
+        full: Option<usize>,
+    ) -> Stamps {
+        let stored = full.unwrap_or(stored);
+        let stamps = self.uses.call(stored);
+        if full.is_some_and(|full| full > 0) {
+            let used = keys[..stored].iter().enumerate();
+            let used: Vec<(Key, u64)> = used.map(|(at, key)| (*key, stamps.of(at))).collect();
+            let apart = self.tiers.iter().filter_map(Stage::apart);
+            apart.for_each(|apart| apart.tier().note_used(namespace, &used));
+        }
+        stamps
+    }
+
+    /// The stamp of a block that is there, is being written, or is remembered.
+    fn stamp_of(&self, block: Identity) -> Option<u64> {
         let mut arenas = self.tiers.iter().filter_map(Stage::here);
         let (id, key) = (block.namespace, &block.key);
-        match arenas.find_map(|tier| tier.stamp_of(id, key)) {
-            // What an earlier process has stored tells only that it was there.
-            Some(stamp) => (stamp >= self.opened).then(|| Stamps::behind(stamp)),
-            None => self.prompts.get(&block),
-        }
+        let stamp = arenas.find_map(|tier| tier.stamp_of(id, key));
+        stamp.or_else(|| self.prompts.get(&block))
     }
 
     /// Notes that somebody asks for a prompt, of which the first so many blocks are there: what
@@ -110,37 +185,35 @@ impl Core {
         } else if self.tiers[tier].apart().is_some()
             && let Some((key, stamp)) = used.last()
         {
-            let block = Identity { namespace, key };
-            self.prompts.note(block, Stamps::behind(stamp));
+            self.note_position(namespace, key, stamp, false);
         }
+    }
+
+    fn note_position(&self, namespace: NamespaceId, key: Key, stamp: u64, is_full: bool) {
+        let position = Position { stamp, is_full };
+        self.prompts.note(Identity { namespace, key }, position);
     }
 
     /// Notes how a prompt goes on behind a call.
     fn note_end(&self, namespace: NamespaceId, keys: &[Key], stamps: Stamps) {
         if let Some((key, before)) = keys.split_last() {
-            let key = *key;
-            let next = Stamps::behind(stamps.of(before.len()));
-            self.prompts.note(Identity { namespace, key }, next);
+            self.note_position(namespace, *key, stamps.of(before.len()), false);
         }
     }
 
-    /// Notes a call whose blocks were not all stored: the next call of the prompt continues it. Of
-    /// the blocks that found no space, and of those that the admission policy declined, it takes
-    /// the first index. A block that found no space evicts more when a call offers it again.
+    /// Notes a call whose blocks were not all stored: the next call of the prompt continues it. A
+    /// block that found no space, of which it takes the first index, evicts more when a call offers
+    /// it again.
     pub(crate) fn note_refused(
         &self,
         namespace: NamespaceId,
         keys: &[Key],
-        (full, declined): (Option<usize>, Option<usize>),
+        full: Option<usize>,
         stamps: Stamps,
     ) {
+        self.note_end(namespace, keys, stamps);
         if let Some(first) = full {
-            let next = Stamps::behind(stamps.of(first));
-            let key = keys[first];
-            self.prompts.note(Identity { namespace, key }, next);
-        }
-        if full.or(declined).is_some() {
-            self.note_end(namespace, keys, stamps);
+            self.note_position(namespace, keys[first], stamps.of(first), true);
         }
     }
 }

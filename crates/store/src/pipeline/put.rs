@@ -358,14 +358,14 @@ impl Put {
 
     /// Notes the blocks that were not stored: the next call of the prompt continues them.
     fn note_refused(&self, routes: &Routes) {
-        let ended = |wanted: Outcome| {
-            let settled = routes.settled.iter();
-            let ended = settled.filter(move |(_, outcome)| *outcome == wanted);
-            ended.map(|(at, _)| *at).min()
-        };
-        let first = (ended(Outcome::Full), ended(Outcome::Declined));
-        self.core
-            .note_refused(self.namespace, &self.keys, first, self.stamps);
+        let settled = || routes.settled.iter();
+        let full = settled().filter(|(_, outcome)| *outcome == Outcome::Full);
+        let first = full.map(|(at, _)| *at).min();
+        let lost = [Outcome::Declined, Outcome::Dropped];
+        if first.is_some() || settled().any(|(_, outcome)| lost.contains(outcome)) {
+            self.core
+                .note_refused(self.namespace, &self.keys, first, self.stamps);
+        }
     }
 
     fn identity(&self, index: usize) -> Identity {

@@ -260,13 +260,10 @@ impl Core {
         self.touch(namespace, &again);
         let is_full = |answer: &_| matches!(answer, Some(Err(Refused::Full(_))));
         let is_declined = |answer: &_| matches!(answer, Some(Err(Refused::Declined)));
-        let first = |is: fn(&Option<_>) -> bool| answers.iter().position(is);
-        self.note_refused(
-            namespace,
-            &keys,
-            (first(is_full), first(is_declined)),
-            stamps,
-        );
+        let first = answers.iter().position(is_full);
+        if first.is_some() || answers.iter().any(is_declined) {
+            self.note_refused(namespace, &keys, first, stamps);
+        }
         for answer in answers.iter_mut().flatten() {
             match answer {
                 Ok(reservation) => {

@@ -1,10 +1,10 @@
 //! Prompts as large as a tier, among those that others use.
 
-use kvdepot_store::{BlockBuffers, Namespace};
+use kvdepot_store::{BlockBuffers, Depot, Key, Namespace, Outcome};
 
 use serde_json::json;
 
-use crate::common::{PATIENCE, Place, block, keys, namespace, put};
+use crate::common::{PATIENCE, Place, block, key, keys, namespace, put, several};
 
 const LEN: usize = 64 << 10;
 /// Blocks of a tier.
@@ -48,14 +48,41 @@ fn offer(ns: &Namespace, prompt: std::ops::Range<u64>, call: usize) {
     }
 }
 
-fn offer_some(ns: &Namespace, after: Option<kvdepot_store::Key>, some: &[u64]) {
-    let blocks = some.iter().map(|number| block(*number, LEN));
+fn offer_some(ns: &Namespace, after: Option<Key>, some: &[u64]) -> Vec<Outcome> {
+    offer_blocks(ns, after, some, LEN)
+}
+
+fn offer_blocks(ns: &Namespace, after: Option<Key>, some: &[u64], len: usize) -> Vec<Outcome> {
+    let blocks = some.iter().map(|number| block(*number, len));
     let task = ns.put_after(
         after,
         keys(some.iter().copied()),
         BlockBuffers::whole(blocks),
     );
-    task.unwrap().wait(Some(PATIENCE)).unwrap();
+    let task = task.unwrap();
+    task.wait(Some(PATIENCE)).unwrap();
+    task.outcomes()
+}
+
+/// Offers all of a prompt in calls of so many blocks, which say what they continue.
+fn offer_all(ns: &Namespace, prompt: std::ops::Range<u64>, call: usize, len: usize) {
+    let numbers: Vec<u64> = prompt.clone().collect();
+    for some in numbers.chunks(call) {
+        let after = (some[0] > prompt.start).then(|| key(some[0] - 1));
+        offer_blocks(ns, after, some, len);
+    }
+}
+
+/// An arena of 64 blocks that stores whatever it is offered.
+fn arena() -> Place {
+    Place::new("Dax", "", "5MiB").with("", "admission", "all")
+}
+
+/// Fills a tier with blocks that nobody uses, and returns how many it has.
+fn fill(depot: &Depot, ns: &Namespace) -> u64 {
+    let all = depot.stats().tiers[0].capacity_bytes / LEN as u64;
+    (0..all).for_each(|number| assert_eq!(put(ns, &[number], LEN), [true]));
+    all
 }
 
 fn hits(ns: &Namespace, prompt: std::ops::Range<u64>) -> u64 {
@@ -180,4 +207,135 @@ fn what_goes_of_a_prompt_is_its_tail_whatever_calls_brought_it() {
         }
         assert_eq!(last, 0, "others are stored meanwhile");
     }
+}
+
+#[test]
+fn a_whole_prompt_that_is_offered_again_to_a_directory_grows_until_it_is_stored() {
+    let place = Place::new("Posix", "", "");
+    let path = place.dir().join("files");
+    let path = path.to_str().unwrap().to_owned();
+    let place = place.with_section("posix", json!({"path": path, "capacity": "8MiB"}));
+    let depot = place.open();
+    let ns = namespace(&depot);
+    for prompt in 1..31 {
+        put(&ns, &usual(prompt).collect::<Vec<_>>(), LEN);
+    }
+    let large = 500_000..500_040;
+    let all: Vec<u64> = large.clone().collect();
+    let offers = (1..=20).find(|_| {
+        offer_some(&ns, None, &all);
+        hits(&ns, large.clone()) == 40
+    });
+    assert!(offers.is_some_and(|offers| offers > 1), "{offers:?}");
+}
+
+#[test]
+fn a_strict_reservation_that_comes_again_evicts_cold_blocks() {
+    let depot = arena().open();
+    let ns = namespace(&depot);
+    let all = fill(&depot, &ns);
+    let numbers = 900_000..900_000 + all * 3 / 4;
+    let wanted: Vec<_> = numbers.map(|at| (key(at), vec![LEN as u64])).collect();
+    let refused = ns.reserve_strict(&wanted).unwrap_err().to_string();
+    assert!(refused.contains("an eighth of the tier"), "{refused}");
+    let reserved = ns.reserve_strict(&wanted).unwrap();
+    assert!(reserved.iter().all(Option::is_some));
+    ns.abort(&reserved.into_iter().flatten().collect::<Vec<_>>());
+}
+
+#[test]
+fn a_prompt_evicts_an_eighth_of_all_devices_of_a_tier() {
+    for added in [false, true] {
+        let names = ["a", "b", "c", "d"];
+        let place = several::several(if added { &names[..1] } else { &names }, "2MiB");
+        let place = place.with("", "admission", "all");
+        let depot = place.open();
+        for name in names.iter().filter(|_| added).skip(1) {
+            let path = several::at(&place, name);
+            depot.add_device(&path, Some(2 << 20)).unwrap();
+        }
+        let ns = namespace(&depot);
+        let all = fill(&depot, &ns);
+        let large = 900_000..900_000 + all / 4;
+        offer_all(&ns, large.clone(), 4, LEN);
+        let stored = hits(&ns, large);
+        assert!(stored >= all / 8, "{stored} of {all}, added: {added}");
+    }
+}
+
+#[test]
+fn blocks_of_a_prompt_that_the_queue_drops_do_not_make_it_several() {
+    let place = Place::new("Cache|Dax", "4MiB", "5MiB")
+        .with("", "admission", "all")
+        .with("", "write_back_depth", 4 * LEN as u64)
+        .with("", "overload", "drop")
+        .with("", "promote", false);
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let offer = |prompt: std::ops::Range<u64>, call: usize| {
+        let numbers: Vec<u64> = prompt.clone().collect();
+        for some in numbers.chunks(call) {
+            let after = (some[0] > prompt.start).then(|| key(some[0] - 1));
+            offer_some(&ns, after, some);
+            assert!(depot.drain(PATIENCE));
+        }
+    };
+    (1..7).for_each(|prompt| offer(usual(prompt), 4));
+    let of_usual = || {
+        let there = several::on(&place.arena());
+        let left = (1..7)
+            .flat_map(usual)
+            .filter(|number| there.contains(number));
+        left.count()
+    };
+    assert_eq!(of_usual(), 48);
+    offer(500_000..500_240, 8);
+    assert_eq!(of_usual(), 48);
+}
+
+#[test]
+fn a_call_that_continues_a_block_that_is_nowhere_takes_free_space_alone() {
+    let depot = arena().open();
+    let ns = namespace(&depot);
+    let all = fill(&depot, &ns);
+    let behind: Vec<u64> = (900_001..900_005).collect();
+    for _ in 0..2 {
+        let ended = offer_some(&ns, Some(key(900_000)), &behind);
+        assert_eq!(ended, [Outcome::Full; 4]);
+    }
+    assert_eq!(hits(&ns, 0..all), all);
+    // The first block closes the gap.
+    assert_eq!(offer_some(&ns, None, &[900_000]), [Outcome::Done]);
+    let ended = offer_some(&ns, Some(key(900_000)), &behind);
+    assert_eq!(ended, [Outcome::Done; 4]);
+}
+
+#[test]
+fn a_prompt_of_small_blocks_leaves_the_others_when_records_run_out() {
+    let place = Place::new("Dax", "", "64MiB")
+        .with("dax", "records", 64)
+        .with("", "admission", "all");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    for prompt in 1..8 {
+        let usual: Vec<u64> = usual(prompt).collect();
+        assert_eq!(put(&ns, &usual, 4096), [true; 8]);
+    }
+    offer_all(&ns, 500_000..500_200, 8, 4096);
+    assert_eq!(hits(&ns, 500_000..500_200), 64 / 8);
+    (1..8).for_each(|prompt| assert_eq!(hits(&ns, usual(prompt)), USUAL));
+}
+
+#[test]
+fn blocks_that_are_there_are_no_new_ones_in_any_call() {
+    let depot = arena().open();
+    let ns = namespace(&depot);
+    let all = depot.stats().tiers[0].capacity_bytes / LEN as u64;
+    let prompt = 500_000..500_032;
+    offer_all(&ns, prompt.clone(), 4, LEN);
+    (0..all - 32).for_each(|number| assert_eq!(put(&ns, &[number], LEN), [true]));
+    offer_all(&ns, prompt.clone(), 4, LEN);
+    let ended = offer_some(&ns, Some(key(500_031)), &[500_032]);
+    assert_eq!(ended, [Outcome::Done]);
+    assert_eq!(hits(&ns, prompt), 32);
 }

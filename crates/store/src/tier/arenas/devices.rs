@@ -44,7 +44,6 @@ impl Arenas {
         partings.retain(|parting| !arena.comes_back(parting));
         announce(&arena)?;
         arena.keep();
-        arena.set_last(self.arenas().iter().any(|other| other.is_last()));
         // While nobody sees it: that takes as long as there are blocks.
         let stored = || -> u64 {
             self.arenas()
@@ -66,6 +65,7 @@ impl Arenas {
         let mut all = others.clone();
         all.push(Arc::clone(&arena));
         self.devices.store(Arc::new(Devices(all)));
+        self.tell_size();
         drop((wishes, placing));
         for group in &groups {
             group.spread(true);
@@ -122,6 +122,7 @@ impl Arenas {
             let _fallen = only.fallen();
         }
         self.devices.store(Arc::new(Devices(left)));
+        self.tell_size();
         arena.close();
         partings.extend(parting);
         true
@@ -137,7 +138,22 @@ impl Arenas {
             let allowed = "a device of this depot: it has been removed";
             return Err(Error::input("path", path.display(), allowed));
         }
-        arena.grow(capacity)
+        arena.grow(capacity)?;
+        self.tell_size();
+        Ok(())
+    }
+
+    /// Notes that this is the last tier of its pipeline.
+    pub(crate) fn set_last(&self) {
+        let devices = self.arenas();
+        devices.iter().for_each(|arena| arena.set_last(&devices));
+    }
+
+    /// Tells the devices of a last tier how large it is now.
+    fn tell_size(&self) {
+        if self.arenas().iter().any(|arena| arena.is_last()) {
+            self.set_last();
+        }
     }
 
     /// Says that blocks are about to leave one device for another, so that lookups that have

@@ -200,15 +200,21 @@ impl Common {
     pub(super) fn no_space(&self, wanted: &Wanted) -> Refused {
         let capacity = self.usage.capacity();
         let free = capacity.saturating_sub(self.usage.seen());
-        self.full(wanted, Cause::Space { free, capacity })
+        let cause = match self.may_evict_for(wanted) {
+            true => Cause::Space { free, capacity },
+            false => Cause::Limit,
+        };
+        self.full(wanted, cause)
     }
 
     /// Whether files may be evicted for a block: those of an eighth of the capacity for the new
-    /// blocks of a prompt, and for its rest each time that it is offered again.
+    /// blocks of a prompt, and for its rest each time that it is offered again. Explicit saves have
+    /// no limit.
     fn may_evict_for(&self, wanted: &Wanted) -> bool {
         let room = room_of(LEN as u64 + wanted.len);
-        let before = Use::of(wanted.stamp).depth.saturating_mul(room);
-        !self.is_last || before < self.usage.capacity() / 8
+        let use_ = Use::of(wanted.stamp);
+        let before = use_.depth.saturating_mul(room);
+        !self.is_last || use_.is_saved || before < self.usage.capacity() / 8
     }
 
     /// A block takes no more than a part of the capacity, so that what goes for one is bounded.
