@@ -290,7 +290,7 @@ mod tests {
         drop(std::mem::take(&mut *lock(&slow.kept)));
     }
 
-    /// Keeps what it is asked for until it is told to answer, and is waited for as long as it takes.
+    /// A carrier without a time limit, which answers when the test has it answer.
     #[derive(Debug, Default)]
     struct Later(Mutex<Vec<Receipt>>);
 
@@ -308,7 +308,7 @@ mod tests {
     }
 
     fn behind_one_that_hangs(cancels: bool) {
-        let patience = if cancels { 3600_000 } else { 300 };
+        let patience = if cancels { 3_600_000 } else { 300 };
         let (copier, slow) = (copier(), Slow::new(Duration::from_millis(patience)));
         let later = Arc::new(Later::default());
         let start = |carrier: Arc<dyn Carrier>, number: usize| {
@@ -335,7 +335,7 @@ mod tests {
                 hangs.iter().filter(|one| !one.is_done()).count(),
             );
             Slow::answer(std::mem::take(&mut *lock(&later.0)));
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::yield_now();
             if cancels && !cancelled && copier.free_regions() == 1 {
                 hangs.iter().for_each(|one| one.cancel());
                 cancelled = true;
@@ -345,12 +345,12 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_behind_a_carrier_that_hangs_goes_on_when_that_is_waited_for_no_longer() {
+    fn parts_behind_a_carrier_that_hangs_go_on_when_its_time_limit_is_over() {
         behind_one_that_hangs(false);
     }
 
     #[test]
-    fn what_waits_behind_what_is_cancelled_goes_on() {
+    fn parts_behind_cancelled_ones_go_on() {
         behind_one_that_hangs(true);
     }
 }

@@ -1,7 +1,7 @@
 //! Steps of a call that asynchronous tiers answer: a few are in flight at a time. So calls of few
 //! keys get their turn between the steps of a large one, and a step's time limit begins when the
-//! tiers can turn to it. If a step comes to nothing within its limit, the steps after it end at once:
-//! a call takes no longer than one limit without progress.
+//! tiers can turn to it. If a step comes to nothing within its limit, the steps after it end at
+//! once: a call takes no longer than one limit without progress.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -83,7 +83,7 @@ impl<S: Send + 'static> Turns<S> {
                 begun: clock::now(),
                 is_over: Arc::clone(&self.is_over),
             };
-            // One that panics keeps the steps after it from nothing, which may run in its unwinding.
+            // The steps after one that panics run in its unwinding.
             let start = AssertUnwindSafe(|| (self.start)(step, turn));
             if catch_unwind(start).is_err() {
                 tracing::error!("a step of a call panicked");

@@ -335,8 +335,7 @@ fn near_keys_of_a_large_get_wait_for_no_tier_that_answers_late() {
     assert!(!put(&far.ns, &near, 64).contains(&false));
     assert!(far.depot.drain(PATIENCE));
     far.mood.silent.store(true, Ordering::Relaxed);
-    let absent = 10_000..12_000;
-    let each = absent.clone().chain(near);
+    let each = (10_000..12_000).chain(near);
     let into = each.clone().map(|_| Buffer::from_vec(vec![0; 64]));
     let task = far.ns.get(keys(each), BlockBuffers::whole(into));
     let task = task.unwrap();

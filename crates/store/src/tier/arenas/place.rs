@@ -274,13 +274,16 @@ fn look_up(
     (known, pinned)
 }
 
+/// The space that was found for a block; `None` for one that was there, or is being written.
+type Found = Option<Result<Space, Refused>>;
+
 /// Reserves blocks in the space that was found for them. A block that is gone since then, without
 /// space, finds what is free, or none.
 fn settle(
     devices: &[Arc<Arena>],
     namespace: NamespaceId,
     blocks: &[Wanted],
-    (spaces, seen): (&mut [Option<Result<Space, Refused>>], &[Option<Refused>]),
+    (spaces, seen): (&mut [Found], &[Option<Refused>]),
 ) -> Vec<Result<Reserved, Refused>> {
     let (known, _pinned) = look_up(devices, namespace, blocks);
     let _as_far_as_free = complete(devices, namespace, (blocks, &known), spaces);
@@ -399,21 +402,15 @@ mod tests {
     #[test]
     fn a_block_whose_writer_gives_up_while_its_call_is_placed_is_not_refused() {
         let arena = |number| Arc::new(Arena::volatile("Cache", number, 64 << 10).unwrap());
-        let tier = Arc::new(Arenas::new("Cache", (0..2).map(arena).collect()));
+        let tier = Arenas::new("Cache", (0..2).map(arena).collect());
         let first = reserve(&tier, 0);
         for key in 1..=31 {
             let sum = Checksum([0; 16]);
             assert_eq!(tier.commit(vec![(reserve(&tier, key), sum)], false), [true]);
         }
         assert_eq!(tier.stats().free_bytes, 0);
-        let placing = tier.placing.share();
-        let call = {
-            let tier = Arc::clone(&tier);
-            let both = [wanted(0), wanted(100)].concat();
-            std::thread::spawn(move || tier.reserve_waiting(NAMESPACE, &both))
-        };
-        // It has its space, and waits for its turn.
-        std::thread::sleep(std::time::Duration::from_millis(300));
+        let both = [wanted(0), wanted(100)].concat();
+        let mut spaces = tier.make_room(NAMESPACE, &both);
         drop(first);
         // Others take what is free.
         let mut others = Vec::new();
@@ -425,8 +422,9 @@ mod tests {
                 }
             }
         }
-        drop(placing);
-        let answers = call.join().unwrap();
+        let devices = tier.devices.load_full();
+        let Spaces { each, seen, .. } = &mut spaces;
+        let answers = settle(&devices.0, NAMESPACE, &both, (each, seen));
         assert!(
             !matches!(answers[0], Err(Refused::Full(_))),
             "{:?}, while {} blocks may go",
