@@ -326,8 +326,8 @@ impl<T> Guard<'_, T> {
         self.held = Some(Held::new(true));
     }
 
-    /// [Gives way](Guard::give_way) before each key of a call that begins another turn; `at` counts
-    /// from the first.
+    /// Lets other threads have the lock before each key of a call that begins another turn; `at`
+    /// counts from the first.
     pub fn take_turns(&mut self, at: usize) {
         if at > 0 && at.is_multiple_of(TURN) {
             self.give_way();
