@@ -235,7 +235,8 @@ class KvdepotManager(OffloadingManager):
         groups: list[GroupPlacements] = []
         for group, members in self._by_group(keys):
             idents = self._idents(members, req_context)
-            self.ends.after(request, group.position, [idents[-1][1]])
+            names = [name for _, name in idents]
+            self.ends.after(req_context, group.position, members, names)
             pins = [held.pop(key, None) for key in members]
             lost = [index for index, pin in enumerate(pins) if pin is None]
             if lost:

@@ -19,14 +19,23 @@ class Ends:
 
     def __init__(self) -> None:
         self._ends: dict[str, int] = {}
-        self._last: dict[str, dict[int, bytes]] = {}
+        self._last: dict[str, dict[int, tuple[int | None, bytes]]] = {}
 
-    def after(self, request: str, group: int, names: list[bytes]) -> bytes | None:
-        """The block of the request that these follow, if it is known. The next ones follow them."""
-        last = self._last.setdefault(request, {})
-        before = last.get(group)
-        last[group] = names[-1]
-        return before
+    def after(
+        self, context: ReqContext, group: int, keys: list[OffloadKey], names: list[bytes]
+    ) -> bytes | None:
+        """Return the block of the request that these follow, if it is known. The next ones follow
+        them.
+
+        Blocks that the request offers again, as after a preemption, follow no known block.
+        """
+        position = context.get_offload_key_position
+        last = self._last.setdefault(context.req_id, {})
+        end, name = last.get(group, (None, None))
+        last[group] = (position(keys[-1]), names[-1])
+        first = position(keys[0])
+        is_again = end is not None and first is not None and first <= end
+        return None if is_again else name
 
     def before(self, keys: list[OffloadKey], context: ReqContext) -> list[OffloadKey]:
         """Those before the first block of the request that found no room."""
@@ -89,7 +98,7 @@ class Offered:
             parts=writers,
             part_lengths=lengths,
             prefix=True,
-            after=ends.after(context.req_id, self._group.position, self._names),
+            after=ends.after(context, self._group.position, self._keys, self._names),
         )
         if len(self._reservations) < len(self._keys):
             ends.no_room(self._keys[len(self._reservations)], context)
