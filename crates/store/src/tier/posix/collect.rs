@@ -491,7 +491,11 @@ impl Work {
         let used = self.uses.last(&name);
         if let Some(used) = used.filter(|used| i128::from(*used) > seen.changed) {
             folder.mark_used_at(&old.name, used)?;
-            return Ok(Fate::Used);
+            // A file system with coarse times may have this one already.
+            let marked = folder.look(&old.name)?;
+            if marked.is_none_or(|marked| marked.changed != seen.changed) {
+                return Ok(Fate::Used);
+            }
         }
         let len = self.losses.len_of(&self.folder, &name);
         if !folder.remove(&old.name)? {
