@@ -3,9 +3,9 @@
 //!
 //! Blocks that were used after a prompt's first store are never evicted for it, so a prompt does
 //! not evict its own prefix. The new blocks of a prompt evict the least recently used blocks until
-//! they take an eighth of the tier, in bytes or records of all its devices. Later blocks use free
-//! space, or evict blocks that were not used while the arena's capacity was stored once, up to half
-//! of the tier. Blocks that found no space and are offered again evict all blocks that were not
+//! they take as much as prompts of this tier usually do: a part of the bytes or records of all its
+//! devices, an eighth at most. Later blocks use free space, or evict blocks that were not used
+//! while the arena's capacity was stored once, up to half of the tier. Blocks that found no space and are offered again evict all blocks that were not
 //! used since. Blocks whose position in their prompt is unknown use free space.
 //!
 //! Only the last tier of a pipeline has a limit: all blocks pass the tiers before it, and those
@@ -17,11 +17,10 @@ use crate::body::{Arena, State};
 use crate::group::ordinary;
 use crate::index::{Oldest, Use};
 use crate::place::Wanted;
+use crate::prompt_sizes::PromptSizes;
 use crate::turnover::EvictionLimit;
 
-/// Parts of the tier: one for which a new prompt evicts by the order of use alone, and one that
-/// bounds all that it evicts.
-const UNLIMITED_PART: u64 = 8;
+/// The part of the tier that bounds all that a new prompt evicts.
 const LARGEST_PART: u64 = 2;
 
 impl Wanted {
@@ -38,12 +37,13 @@ impl Wanted {
 }
 
 impl Arena {
-    /// Notes that this arena and the others of `devices` are the last tier of their pipeline.
-    pub fn set_last(&self, devices: &[Arc<Arena>]) {
+    /// Notes that this arena and the others of `devices` are the last tier of their pipeline, whose
+    /// prompts have these `sizes`.
+    pub fn set_last(&self, devices: &[Arc<Arena>], sizes: &Arc<PromptSizes>) {
         let layouts = || devices.iter().map(|arena| arena.layout());
         let bytes = layouts().map(|layout| layout.data_len()).sum();
         let records = layouts().map(|layout| layout.records).sum();
-        self.last_tier.set(bytes, records);
+        self.last_tier.set(bytes, records, sizes);
     }
 
     /// Whether this is the last tier of its pipeline.
@@ -51,13 +51,18 @@ impl Arena {
         self.last_tier.is_set()
     }
 
+    /// The number of blocks like this one in one of so many parts of the last tier.
+    pub fn blocks_in(&self, part: u64, wanted: &Wanted) -> u64 {
+        self.last_tier.blocks_in(part, wanted)
+    }
+
     pub(crate) fn eviction_limit(&self, state: &State, wanted: &Wanted) -> EvictionLimit {
         let use_ = Use::of(ordinary(wanted.stamp));
-        let is_within = |part| self.last_tier.is_within(part, use_, wanted.room());
+        let is_within = |part| self.last_tier.is_within(part, wanted);
         EvictionLimit(match () {
             () if !wanted.evict => 0,
             () if !self.is_last() => return EvictionLimit::NONE,
-            () if !use_.is_first || is_within(UNLIMITED_PART) => use_.began,
+            () if !use_.is_first || is_within(self.last_tier.usual_part()) => use_.began,
             () if is_within(LARGEST_PART) => use_.began.min(state.turnover.before(use_.began)),
             () => 0,
         })

@@ -40,6 +40,7 @@ pub mod patience;
 mod place;
 #[cfg(test)]
 mod power;
+mod prompt_sizes;
 mod publish;
 mod recover;
 mod refused;
@@ -73,6 +74,7 @@ pub use options::{Access, Durability, Format, Options};
 pub use own::Parting;
 pub use owner_lock::orphans_of;
 pub use place::{Place, Token, Wanted};
+pub use prompt_sizes::PromptSizes;
 pub use recover::{Opening, Survey, is_inside, judge, survey};
 pub use refused::{Cause, Full, Refused};
 pub use reserved::{Reserved, TakesBack};

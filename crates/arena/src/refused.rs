@@ -93,9 +93,12 @@ impl From<Full> for Error {
             Cause::Space { free, capacity } => {
                 format!("{free} are free of {capacity}, the rest is pinned or reserved")
             }
-            Cause::Limit => "the new blocks of a prompt evict others until they take an eighth of \
-                             the tier; a call that reserves them again may evict more"
-                .into(),
+            Cause::Limit => {
+                "the new blocks of a prompt evict others until they take as much of the \
+                             tier as prompts usually do, an eighth at most; a call that reserves \
+                             them again may evict more"
+                    .into()
+            }
             Cause::Large { most } => format!("it takes blocks of at most {most} bytes"),
             Cause::Records { records } => format!(
                 "each of its {records} records has a block that is pinned or reserved; a new arena \

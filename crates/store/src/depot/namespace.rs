@@ -99,7 +99,7 @@ impl Namespace {
     }
 
     /// As [`Namespace::put`], for blocks that continue the prompt of the block `after`. A prompt
-    /// larger than an eighth of a tier evicts little at first; without `after` a call's blocks
+    /// far larger than prompts usually are evicts little at first; without `after` a call's blocks
     /// count as a prompt of their own.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use kvdepot_store::{BlockBuffers, Depot, Key, Namespace, Outcome};
 
 use serde_json::json;
 
-use crate::common::{PATIENCE, Place, block, key, keys, namespace, put, several};
+use crate::common::{PATIENCE, Place, block, get, key, keys, namespace, put, several};
 
 const LEN: usize = 64 << 10;
 /// Blocks of a tier.
@@ -14,12 +14,16 @@ const USUAL: u64 = 8;
 
 /// A tier of so many blocks, alone or behind a memory.
 fn places() -> [Place; 5] {
-    let room = format!("{}KiB", TIER * 64);
+    places_of(TIER)
+}
+
+fn places_of(blocks: u64) -> [Place; 5] {
+    let room = format!("{}KiB", blocks * 64);
     // With the table and the superblocks.
-    let medium = format!("{}KiB", TIER * 64 + 1024);
+    let medium = format!("{}KiB", blocks * 64 + 1024);
     let place = |pipeline| Place::new(pipeline, &room, &medium).with("", "admission", "all");
     // With the header of each file.
-    let files = format!("{}KiB", TIER * 68);
+    let files = format!("{}KiB", blocks * 68);
     let files = |place: Place| {
         let path = place.dir().join("files");
         let path = path.to_str().unwrap().to_owned();
@@ -237,7 +241,7 @@ fn a_strict_reservation_that_comes_again_evicts_cold_blocks() {
     let numbers = 900_000..900_000 + all * 3 / 4;
     let wanted: Vec<_> = numbers.map(|at| (key(at), vec![LEN as u64])).collect();
     let refused = ns.reserve_strict(&wanted).unwrap_err().to_string();
-    assert!(refused.contains("an eighth of the tier"), "{refused}");
+    assert!(refused.contains("as prompts usually do"), "{refused}");
     let reserved = ns.reserve_strict(&wanted).unwrap();
     assert!(reserved.iter().all(Option::is_some));
     ns.abort(&reserved.into_iter().flatten().collect::<Vec<_>>());
@@ -255,7 +259,9 @@ fn a_prompt_evicts_an_eighth_of_all_devices_of_a_tier() {
             depot.add_device(&path, Some(2 << 20)).unwrap();
         }
         let ns = namespace(&depot);
-        let all = fill(&depot, &ns);
+        let all = depot.stats().tiers[0].capacity_bytes / LEN as u64;
+        // Prompts of this size are usual.
+        (0..9).for_each(|prompt| offer(&ns, 1000 * prompt..1000 * prompt + all / 8, 4));
         let large = 900_000..900_000 + all / 4;
         offer_all(&ns, large.clone(), 4, LEN);
         let stored = hits(&ns, large);
@@ -338,4 +344,36 @@ fn blocks_that_are_there_are_no_new_ones_in_any_call() {
     let ended = offer_some(&ns, Some(key(500_031)), &[500_032]);
     assert_eq!(ended, [Outcome::Done]);
     assert_eq!(hits(&ns, prompt), 32);
+}
+
+#[test]
+fn rare_large_prompts_evict_no_more_than_a_usual_prompt() {
+    for place in places_of(256) {
+        let depot = place.open();
+        let ns = namespace(&depot);
+        let tier = depot.stats().tiers.pop().unwrap().tier;
+        // Each request continues a stored prefix with blocks of its own.
+        let mut fresh = (1_000_000..).step_by(1000);
+        let mut request = |prompt: u64| {
+            let head: Vec<u64> = (1000 * prompt..1000 * prompt + 4).collect();
+            let there = hits(&ns, head[0]..head[0] + 4);
+            get(&ns, &head[..there as usize], LEN);
+            let new = head[there as usize..].iter().copied();
+            let new: Vec<u64> = new.chain((fresh.next().unwrap()..).take(2)).collect();
+            let before = there.checked_sub(1).map(|last| key(head[last as usize]));
+            offer_some(&ns, before, &new);
+            there
+        };
+        for round in 0..5 {
+            for prompt in 0..32 {
+                let there = request(prompt);
+                assert!(round < 3 || there == 4, "{tier}: {there} in round {round}");
+                if prompt % 10 == 9 {
+                    let document = 10_000_000 + 1000 * (32 * round + prompt);
+                    offer(&ns, document..document + 384, 16);
+                    assert!(depot.drain(PATIENCE));
+                }
+            }
+        }
+    }
 }

@@ -221,15 +221,15 @@ impl World {
         }
     }
 
-    /// Whether others may be evicted for each of these blocks: a new prompt evicts an eighth of the
-    /// bytes and of the records.
+    /// Whether others may be evicted for each of these blocks: a new prompt evicts at least a 256th
+    /// of the bytes and of the records.
     pub(super) fn is_small(&self, blocks: &[(Id, Version)]) -> bool {
         let tiers = self.owner().stats().tiers;
-        let records = tiers.iter().map(|tier| tier.blocks_max.div_ceil(8)).min();
+        let records = tiers.iter().map(|tier| tier.blocks_max.div_ceil(256)).min();
         let tiers = tiers.iter().map(|tier| tier.capacity_bytes);
         let devices = self.owner().devices().unwrap_or_default().into_iter();
         let least = tiers.chain(devices.map(|one| one.data_bytes)).min();
-        let least = least.unwrap_or(0) / 8;
+        let least = least.unwrap_or(0) / 256;
         let each = (0_u64..).zip(blocks);
         let mut before = each.map(|(before, (_, one))| before * room(one.stored));
         before.all(|before| before < least) && blocks.len() as u64 <= records.unwrap_or(0)

@@ -146,7 +146,9 @@ impl Arenas {
     /// Notes that this is the last tier of its pipeline.
     pub(crate) fn set_last(&self) {
         let devices = self.arenas();
-        devices.iter().for_each(|arena| arena.set_last(&devices));
+        devices
+            .iter()
+            .for_each(|arena| arena.set_last(&devices, &self.prompts));
     }
 
     /// Tells the devices of a last tier how large it is now.

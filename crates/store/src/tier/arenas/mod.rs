@@ -23,8 +23,8 @@ use arc_swap::ArcSwap;
 use kvdepot_arena::format::directory;
 use kvdepot_arena::parts::Part;
 use kvdepot_arena::{
-    Access, Arena, Departed, Error, Group, Key, Legacy, NamespaceId, Parting, Place, Refused,
-    Reserved, TierStats, Token, Wanted, held,
+    Access, Arena, Departed, Error, Group, Key, Legacy, NamespaceId, Parting, Place, PromptSizes,
+    Refused, Reserved, TierStats, Token, Wanted, held,
 };
 use kvdepot_media::Buffer;
 use kvdepot_media::checksum::Checksum;
@@ -77,6 +77,8 @@ pub(crate) struct Arenas {
     changing: Mutex<Vec<Parting>>,
     /// Counts, before blocks leave a device for another, that they do.
     moves: AtomicU64,
+    /// Sizes of the prompts that are offered, if this is the last tier.
+    prompts: Arc<PromptSizes>,
 }
 
 /// What devices that come later are told, too, and what those have left behind that are gone.
@@ -144,6 +146,7 @@ impl Arenas {
             wishes: held::Mutex::default(),
             changing: Mutex::default(),
             moves: AtomicU64::new(0),
+            prompts: Arc::default(),
         }
     }
 

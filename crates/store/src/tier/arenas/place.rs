@@ -96,6 +96,9 @@ impl Arenas {
         spaces: Option<Spaces>,
     ) -> Option<Vec<Result<Reserved, Refused>>> {
         let alone = self.devices.load().only().is_some();
+        if spaces.is_none() {
+            self.note_sizes(blocks);
+        }
         let once = !alone || spaces.is_some() || blocks.len() > TURN;
         let once = once.then(|| Once::of(blocks));
         let once = once.flatten();
@@ -123,6 +126,20 @@ impl Arenas {
         match once {
             Some(once) => answers.map(|answers| once.answers(answers)),
             None => answers,
+        }
+    }
+
+    /// Notes the sizes of the prompts that these blocks are of, if this is the last tier.
+    fn note_sizes(&self, blocks: &[Wanted]) {
+        if let Some(last) = self
+            .devices
+            .load()
+            .0
+            .first()
+            .filter(|arena| arena.is_last())
+        {
+            let blocks_in = |part, wanted: &Wanted| last.blocks_in(part, wanted);
+            self.prompts.note(blocks, blocks_in);
         }
     }
 

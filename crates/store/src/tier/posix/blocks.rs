@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use kvdepot_arena::format::file_header::{LEN, SUMS_MAX};
 use kvdepot_arena::{
-    Cause, Durability, Error, Full, Identity, NamespaceId, Refused, Reserved, Token, Use, Wanted,
-    clock,
+    Cause, Durability, Error, Full, Identity, NamespaceId, PromptSizes, Refused, Reserved, Token,
+    Use, Wanted, clock,
 };
 use kvdepot_host::EachMinute;
 use kvdepot_media::{Checksum, PART_LEN_MAX};
@@ -34,6 +34,9 @@ const PAGE_LOOKS: usize = 1024;
 /// Most collections that it waits for: each looks at all files.
 const COLLECTIONS: usize = 16;
 
+/// The part of the capacity that a prompt evicts each time that its rest is offered again.
+const AGAIN_PART: u64 = 8;
+
 /// What its threads use.
 pub(super) struct Common {
     pub(super) name: &'static str,
@@ -49,6 +52,8 @@ pub(super) struct Common {
     pub(super) for_space: Duration,
     /// Whether this is the last tier of its pipeline: no other tier has the blocks it evicts.
     pub(super) is_last: bool,
+    /// Sizes of the prompts that this process offers.
+    pub(super) prompts: PromptSizes,
     pub(super) stored: [AtomicU64; 2],
     /// Which blocks that are not stored are logged.
     pub(super) refusals: EachMinute,
@@ -207,14 +212,30 @@ impl Common {
         self.full(wanted, cause)
     }
 
-    /// Whether files may be evicted for a block: those of an eighth of the capacity for the new
-    /// blocks of a prompt, and for its rest each time that it is offered again. Explicit saves have
-    /// no limit.
-    fn may_evict_for(&self, wanted: &Wanted) -> bool {
+    /// Notes the sizes of the prompts that these blocks are of.
+    pub(super) fn note_sizes(&self, blocks: &[Wanted]) {
+        let blocks_in = |part, wanted: &Wanted| self.blocks_in(part, wanted);
+        if self.is_last {
+            self.prompts.note(blocks, blocks_in);
+        }
+    }
+
+    /// The number of blocks like this one in one of so many parts of the capacity.
+    fn blocks_in(&self, part: u64, wanted: &Wanted) -> u64 {
         let room = room_of(LEN as u64 + wanted.len);
+        (self.usage.capacity() / part).div_ceil(room)
+    }
+
+    /// Whether files may be evicted for a block: for the new blocks of a prompt until they take as
+    /// much as prompts usually do, and for an eighth of the capacity each time that the rest is
+    /// offered again. Explicit saves have no limit.
+    fn may_evict_for(&self, wanted: &Wanted) -> bool {
         let use_ = Use::of(wanted.stamp);
-        let before = use_.depth.saturating_mul(room);
-        !self.is_last || use_.is_saved || before < self.usage.capacity() / 8
+        let part = match use_.is_first {
+            true => self.prompts.usual_part(),
+            false => AGAIN_PART,
+        };
+        !self.is_last || use_.is_saved || use_.depth < self.blocks_in(part, wanted)
     }
 
     /// A block takes no more than a part of the capacity, so that what goes for one is bounded.

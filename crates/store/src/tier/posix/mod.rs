@@ -34,8 +34,8 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use kvdepot_arena::{
-    Departed, Error, Identity, Key, NamespaceId, Place, Refused, Reserved, TierStats, Wanted,
-    clock, size,
+    Departed, Error, Identity, Key, NamespaceId, Place, PromptSizes, Refused, Reserved, TierStats,
+    Wanted, clock, size,
 };
 use kvdepot_host::EachMinute;
 use kvdepot_media::{Checksum, is_simulated};
@@ -147,6 +147,7 @@ impl Posix {
                 open,
                 for_space,
                 is_last,
+                prompts: PromptSizes::default(),
                 stored: Default::default(),
                 refusals: EachMinute::default(),
                 full: AtomicU64::new(0),
@@ -292,6 +293,7 @@ impl Tier for Posix {
         blocks: &[Wanted],
         reply: Reply<Vec<Result<Reserved, Refused>>>,
     ) {
+        self.common.note_sizes(blocks);
         let blocks = blocks.to_vec();
         let named = |wanted: &Wanted| {
             let key = wanted.key;
