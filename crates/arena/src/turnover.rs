@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::group::{Class, ordinary};
+use crate::index::Use;
 
 /// Marks that are made while as many bytes are stored as the arena has.
 const MARKS: usize = 16;
@@ -46,14 +47,20 @@ impl Turnover {
             .drain(..self.marks.len().saturating_sub(3 * MARKS));
     }
 
-    /// The use before which nothing was stored for a whole round when a prompt began.
+    /// The use before which nothing was stored for a whole round when a prompt began. A prompt that
+    /// was being stored then counts as used since.
     pub(crate) fn before(&self, began: u64) -> u64 {
         let marks = self.marks.partition_point(|mark| *mark < began);
         match marks.checked_sub(MARKS) {
-            Some(at) => self.marks[at] + 1,
+            Some(at) => pair_of(self.marks[at]),
             None => 0,
         }
     }
+}
+
+/// The first stamp of a prompt: its stored blocks and its new ones have two uses in a row.
+fn pair_of(stamp: u64) -> u64 {
+    Use::of(stamp).began & !(1 << Use::BITS)
 }
 
 #[cfg(test)]
@@ -72,9 +79,9 @@ mod tests {
             turnover.note(100, stamp, 1600);
         }
         assert_eq!(turnover.before(stamps[15]), 0, "no round has passed");
-        assert_eq!(turnover.before(stamps[16]), stamps[0] + 1);
-        assert_eq!(turnover.before(stamps[40]), stamps[24] + 1);
-        assert_eq!(turnover.before(uses.call(0).of(0)), stamps[32] + 1);
+        assert_eq!(turnover.before(stamps[16]), pair_of(stamps[0]));
+        assert_eq!(turnover.before(stamps[40]), pair_of(stamps[24]));
+        assert_eq!(turnover.before(uses.call(0).of(0)), pair_of(stamps[32]));
         // Whoever stores more than the arena has in one go leaves nothing that is older.
         turnover.note(1 << 40, uses.call(0).of(0), 1600);
         assert_eq!(turnover.before(stamps[40]), 0);

@@ -377,3 +377,20 @@ fn rare_large_prompts_evict_no_more_than_a_usual_prompt() {
         }
     }
 }
+
+#[test]
+fn a_large_prompt_is_not_old_when_it_has_just_filled_its_tier() {
+    let depot = arena().open();
+    let ns = namespace(&depot);
+    let all = depot.stats().tiers[0].capacity_bytes / LEN as u64;
+    let first = 500_000..500_000 + 2 * all;
+    offer(&ns, first.clone(), 4);
+    let there = hits(&ns, first.clone());
+    assert!(there >= all - 2, "{there} of {all}");
+    // As many bytes as the tier has were stored since it began.
+    (1..3).for_each(|prompt| offer(&ns, usual(prompt), 4));
+    let before = hits(&ns, first.clone());
+    offer(&ns, 900_000..900_000 + 2 * all, 4);
+    let left = hits(&ns, first);
+    assert!(left + all / 8 + 2 >= before, "{left} of {before}");
+}
