@@ -315,7 +315,7 @@ impl Open {
     /// Closes files; where that may take its time, in a thread of its own.
     fn let_go(&self, files: Vec<Opened>) {
         match self.far && !files.is_empty() {
-            true => self.desk.run(move || drop(files)),
+            true => self.desk.run_unawaited(move || drop(files)),
             false => drop(files),
         }
     }
@@ -508,7 +508,7 @@ impl TakesBack for Open {
             // Whoever drops a reservation does not wait for the file system. What is not removed
             // when all ends goes with the folder.
             self.desk
-                .run(move || left.folder.drop_new(left.opened.name.as_deref()));
+                .run_unawaited(move || left.folder.drop_new(left.opened.name.as_deref()));
         }
     }
 }
