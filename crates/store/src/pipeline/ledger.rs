@@ -18,6 +18,7 @@ use super::budget::Share;
 use super::loads::Load;
 use super::spending::Spent;
 use crate::task::{Outcome, Task};
+use crate::tier::Permits;
 
 /// Work in both directions and who waits for it.
 pub(crate) struct Ledger {
@@ -95,6 +96,8 @@ pub(super) struct Dues {
     pub(super) passed: bool,
     /// Where it passes the tier before by: what it takes of what may be written.
     pub(super) spent: Spent,
+    /// Its slot, where its caller keeps it as long as it likes.
+    pub(super) _slot: Option<Permits>,
 }
 
 /// What goes with a reservation of somebody of whom nobody knows when it ends.
