@@ -17,6 +17,7 @@ use kvdepot_host::Condvar;
 use super::budget::Share;
 use super::loads::Load;
 use super::spending::Spent;
+use super::turns::Turn;
 use crate::task::{Outcome, Task};
 use crate::tier::Permits;
 
@@ -58,6 +59,8 @@ pub(super) struct Written {
 pub(super) struct Waiter {
     pub(super) task: Task,
     pub(super) index: usize,
+    /// Of the step of a prefetch that waits for all its blocks.
+    pub(super) _turn: Option<Arc<Turn>>,
 }
 
 /// A block of a far tier, pinned there, that shall be near.

@@ -574,6 +574,7 @@ impl Put {
         Waiter {
             task: self.task.clone(),
             index,
+            _turn: None,
         }
     }
 }

@@ -90,6 +90,14 @@ pub(super) fn in_turns<T: Send + 'static>(
     begin(IN_FLIGHT, steps, start);
 }
 
+/// Has `start` begin each of these steps when the one before has dropped its turn.
+pub(super) fn one_by_one<S: Send + 'static>(
+    steps: impl Iterator<Item = S> + Send + 'static,
+    start: impl Fn(S, Turn) + Send + Sync + 'static,
+) {
+    begin(1, steps, start);
+}
+
 fn begin<S: Send + 'static>(
     in_flight: usize,
     steps: impl Iterator<Item = S> + Send + 'static,

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::common::{PATIENCE, assert_at_rest, eventually, key, keys, namespace, put};
+use crate::common::{PATIENCE, assert_at_rest, eventually, has, key, keys, namespace, put};
 use crate::tiers::files;
 use crate::tiers::late::{Mood, slow_files};
-use kvdepot_store::{Config, Depot, Pin, Reservation};
+use kvdepot_store::{Config, Depot, Outcome, Pin, Reservation};
 use serde_json::{Value, json};
 
 const LEN: usize = 1000;
@@ -101,6 +101,36 @@ fn two_phase_calls_and_checks_of_many_keys_ask_in_steps_and_keep_a_bounded_numbe
         assert_at_rest(&depot);
         depot.close();
     }
+}
+
+#[test]
+fn a_prefetch_of_many_keys_brings_all_of_them_step_by_step() {
+    let (mood, dir) = (few(), tempfile::tempdir().unwrap());
+    let depot = filled(&mood, "Cache|Slow", dir.path(), &json!({}));
+    let ns = namespace(&depot);
+    let outcomes = |numbers| {
+        let task = ns.prefetch(&keys(numbers)).unwrap();
+        task.wait(Some(PATIENCE)).unwrap();
+        task.outcomes()
+    };
+    const GAP: u64 = 130;
+    assert_eq!(ns.remove(&keys([GAP])).unwrap(), 1);
+    let came = outcomes(0..BLOCKS);
+    assert_eq!(came[..GAP as usize], [Outcome::Done; GAP as usize]);
+    assert!(came[GAP as usize..].iter().all(|one| *one == Outcome::Miss));
+    assert_in_steps(&mood, "prefetch");
+    let near = |numbers| ns.nearest(&keys(numbers)).unwrap();
+    assert_eq!(near(0..GAP), [Some("Cache"); GAP as usize]);
+    assert!(
+        !near(GAP + 1..BLOCKS).contains(&Some("Cache")),
+        "behind the gap"
+    );
+    // From memory and files in turn.
+    assert_eq!(put(&ns, &[GAP], LEN), [true]);
+    assert!(outcomes(0..BLOCKS).iter().all(|one| *one == Outcome::Done));
+    assert!(has(&ns, &[0, GAP, BLOCKS - 1], LEN));
+    assert_at_rest(&depot);
+    depot.close();
 }
 
 #[test]
