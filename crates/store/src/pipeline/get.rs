@@ -15,10 +15,10 @@ use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Stamps, clock, parts};
 use kvdepot_media::Done;
 
+use super::Core;
 use super::caller::{Caller, Errand, Lanes};
 use super::loads::{Joining, Load};
-use super::turns::{Turn, in_turns};
-use super::{Core, STEP_MAX, steps};
+use super::turns::{STEP_MAX, Turn, in_turns, steps};
 use crate::buffers::BlockBuffers;
 use crate::metrics::Op;
 use crate::task::{Outcome, Task};
@@ -129,8 +129,7 @@ impl Get {
             missed.extend((0..apart).fold(step.collect(), serve));
         }
         let get = Arc::clone(self);
-        in_turns(steps(missed.len(), most), move |step, turn| {
-            let step = missed[step].to_vec();
+        in_turns(missed, most, move |step, turn| {
             get.start(step, apart, Joining::Each, Some(turn));
         });
     }

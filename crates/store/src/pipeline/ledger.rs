@@ -17,7 +17,9 @@ use kvdepot_host::Condvar;
 use super::budget::Share;
 use super::loads::Load;
 use super::spending::Spent;
+use super::turns::Turn;
 use crate::task::{Outcome, Task};
+use crate::tier::Permits;
 
 /// Work in both directions and who waits for it.
 pub(crate) struct Ledger {
@@ -57,6 +59,8 @@ pub(super) struct Written {
 pub(super) struct Waiter {
     pub(super) task: Task,
     pub(super) index: usize,
+    /// Of the step of a prefetch that waits for all its blocks.
+    pub(super) _turn: Option<Arc<Turn>>,
 }
 
 /// A block of a far tier, pinned there, that shall be near.
@@ -95,6 +99,8 @@ pub(super) struct Dues {
     pub(super) passed: bool,
     /// Where it passes the tier before by: what it takes of what may be written.
     pub(super) spent: Spent,
+    /// Its slot, where its caller keeps it as long as it likes.
+    pub(super) _slot: Option<Permits>,
 }
 
 /// What goes with a reservation of somebody of whom nobody knows when it ends.

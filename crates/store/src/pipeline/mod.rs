@@ -7,8 +7,8 @@
 //! move, `lookup` asks the index, `grouped` what belongs together, `two_phase` and `pins` the same
 //! verbs for engines whose scheduler and workers are different processes, `background` the thread
 //! that writes back and promotes, `evictor` the one that evicts ahead of need, `replicate` the copy
-//! between two tiers that both use, `spending` how much may be written over an edge, `turns` how
-//! many steps of a call are in flight.
+//! between two tiers that both use, `spending` how much may be written over an edge, `turns` cuts
+//! calls into steps, a few of which are in flight.
 
 mod admission;
 mod ask;
@@ -36,7 +36,6 @@ mod spending;
 mod turns;
 mod two_phase;
 
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -204,60 +203,5 @@ impl Core {
     /// The number of a medium that appears now.
     pub(crate) fn next_medium(&self) -> u32 {
         self.next_medium.fetch_add(1, Ordering::Relaxed)
-    }
-}
-
-/// The most blocks that are planned in one go: so many that handing them over costs nothing to
-/// speak of, and at 16 KiB a block enough to fill slices.
-const STEP_MAX: usize = 512;
-
-/// The fewest, unless there are no more.
-const STEP_MIN: usize = 32;
-
-/// Cuts a call into steps, so that its lookups, its copies and what follows them overlap: the
-/// lanes copy one step while the next is looked up and planned. The first steps are short, because
-/// the lanes wait for them, and so are the last ones, because the caller waits for what follows
-/// their copies. No step has more than `most` blocks.
-fn steps(count: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
-    let most = most.clamp(1, STEP_MAX);
-    let mut begin = 0;
-    std::iter::from_fn(move || {
-        let left = count - begin;
-        let step = begin
-            .min(left / 2)
-            .clamp(STEP_MIN.min(most), most)
-            .min(left);
-        begin += step;
-        (step > 0).then_some(begin - step..begin)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn steps_cover_a_call_once_short_at_both_ends() {
-        let counts = [0, 1, 31, 32, 33, 500, 4096, 100_000];
-        let each = counts.map(|count| [usize::MAX, 100, 8].map(|most| (count, most)));
-        for (count, most) in each.into_iter().flatten() {
-            let steps: Vec<Range<usize>> = steps(count, most).collect();
-            assert!(
-                steps
-                    .iter()
-                    .map(Range::len)
-                    .all(|len| (1..=STEP_MAX.min(most)).contains(&len))
-            );
-            let ends = steps.iter().map(|step| step.end);
-            let begins = steps.iter().map(|step| step.start);
-            assert!(
-                begins.eq(std::iter::once(0)
-                    .filter(|_| count > 0)
-                    .chain(ends.take(steps.len().saturating_sub(1))))
-            );
-            assert_eq!(steps.last().map_or(0, |step| step.end), count);
-        }
-        let lens: Vec<usize> = steps(1000, STEP_MAX).map(|step| step.len()).collect();
-        assert_eq!(lens, [32, 32, 64, 128, 256, 244, 122, 61, 32, 29]);
     }
 }

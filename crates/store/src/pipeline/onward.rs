@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kvdepot_arena::gate::Pass;
 use kvdepot_arena::{Identity, Key, NamespaceId, Place, Token, held};
 
 use super::Core;
@@ -10,6 +11,7 @@ use super::caller::Caller;
 use super::edge::Stays;
 use super::ledger::{State, Waiter};
 use super::spending::Spent;
+use super::turns::{Turn, in_turns};
 use crate::config::Overload;
 use crate::task::Outcome;
 use crate::tier::Stage;
@@ -30,6 +32,36 @@ pub(super) enum Shut {
     /// It would pass a tier by whose edge does not let it.
     Stays(Stays),
     Out(Outcome),
+}
+
+/// Blocks that have stayed in a tier that may answer late, and are touched again.
+struct Touched {
+    core: Arc<Core>,
+    namespace: NamespaceId,
+    tier: usize,
+    _pass: Pass,
+}
+
+impl Touched {
+    /// Sends on what the tier still has of these, by keys and stamps.
+    fn ask(self: &Arc<Touched>, step: &[(Key, u64)], turn: Turn) {
+        let apart = self.core.tiers[self.tier].apart();
+        let Some(apart) = apart.filter(|_| !turn.is_over()) else {
+            return;
+        };
+        let (keys, used): (Vec<Key>, Vec<u64>) = step.iter().copied().unzip();
+        let (touched, limit) = (Arc::clone(self), apart.lookup_limit());
+        apart.pin(self.namespace, &keys, &used).then(move |places| {
+            let places = places.unwrap_or_default().into_iter().zip(used);
+            let places = places.filter_map(|(place, stamp)| Some(Place { stamp, ..place? }));
+            let places: Vec<Place> = places.collect();
+            if places.is_empty() {
+                turn.came_to_nothing(limit);
+            }
+            touched.core.send_touched(touched.tier, places);
+            drop(turn);
+        });
+    }
 }
 
 impl Core {
@@ -61,17 +93,18 @@ impl Core {
                 }
                 Stage::Apart(apart) => {
                     let Ok(pass) = self.gate.enter() else { return };
-                    let core = Arc::clone(self);
+                    let touched = Touched {
+                        core: Arc::clone(self),
+                        namespace: id,
+                        tier,
+                        _pass: pass,
+                    };
+                    let touched = Arc::new(touched);
                     let stamps = self.uses.asked();
-                    let used: Vec<u64> = (0..stayed.len()).map(|at| stamps.of(at)).collect();
-                    apart.pin(id, &stayed, &used).then(move |places| {
-                        let places = places.unwrap_or_default().into_iter().enumerate();
-                        let places = places.filter_map(|(at, place)| {
-                            let stamp = stamps.of(at);
-                            Some(Place { stamp, ..place? })
-                        });
-                        core.send_touched(tier, places.collect());
-                        drop(pass);
+                    let stayed = stayed.into_iter().enumerate();
+                    let stayed = stayed.map(|(at, key)| (key, stamps.of(at)));
+                    in_turns(stayed.collect(), apart.step_max(), move |step, turn| {
+                        touched.ask(&step, turn);
                     });
                 }
             }

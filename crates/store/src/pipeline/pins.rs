@@ -8,6 +8,7 @@ use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Stamps, held};
 
 use super::Core;
 use super::ledger::Promotion;
+use super::turns::steps;
 use crate::placement::{self, Holder};
 use crate::tier::{Answer, Apart, Outside, Stage};
 
@@ -130,34 +131,40 @@ impl Core {
             if !self.takes_puts(tier) {
                 continue;
             }
-            let mut places = Vec::new();
+            let note = |lens: &mut Vec<Option<u64>>, places: Vec<(usize, Place)>| {
+                let mut pinned = Vec::with_capacity(places.len());
+                open(here, places, |index, place, parts| {
+                    lens[index] = Some(parts.iter().map(|part| part.len).sum());
+                    pinned.push(place);
+                });
+                here.unpin(pinned.iter());
+            };
             let mut found: Vec<bool> = lens.iter().map(Option::is_some).collect();
             match here {
                 Stage::Here(arenas) => {
+                    let mut places = Vec::new();
                     let stamp = |index| stamps.of(index);
                     arenas.pin(namespace, keys, &mut found, stamp, |index, place| {
                         places.push((index, place));
                     });
+                    note(&mut lens, places);
                 }
                 // Not by a probe, which believes for a while what others may have removed since.
                 Stage::Apart(apart) => {
                     let missing: Vec<usize> = (0..keys.len()).filter(|at| !found[*at]).collect();
-                    let asked: Vec<Key> = missing.iter().map(|at| keys[*at]).collect();
-                    if !asked.is_empty() {
-                        let used: Vec<u64> = missing.iter().map(|at| stamps.of(*at)).collect();
-                        let pinned = apart.pin(namespace, &asked, &used).wait();
-                        let pinned = pinned.unwrap_or_default();
-                        let each = missing.into_iter().zip(pinned);
-                        places.extend(each.filter_map(|(at, place)| Some((at, place?))));
+                    for step in steps(missing.len(), apart.step_max()) {
+                        let step = &missing[step];
+                        let asked: Vec<Key> = step.iter().map(|at| keys[*at]).collect();
+                        let used: Vec<u64> = step.iter().map(|at| stamps.of(*at)).collect();
+                        let Some(pinned) = apart.pin(namespace, &asked, &used).wait() else {
+                            break;
+                        };
+                        let each = step.iter().zip(pinned);
+                        let places = each.filter_map(|(at, place)| Some((*at, place?)));
+                        note(&mut lens, places.collect());
                     }
                 }
             }
-            let mut pinned = Vec::with_capacity(places.len());
-            open(here, places, |index, place, parts| {
-                lens[index] = Some(parts.iter().map(|part| part.len).sum());
-                pinned.push(place);
-            });
-            here.unpin(pinned.iter());
         }
         Ok(lens)
     }
@@ -227,7 +234,8 @@ impl Core {
 }
 
 /// Pins what a tier apart has of the keys that are not found yet, where others can read it by
-/// themselves. Waits for its answer.
+/// themselves, as far as there are slots for pins that last. Waits for its answers, step by step:
+/// other calls have their turn between two steps.
 fn pin_apart(
     apart: &Apart,
     through_doors: bool,
@@ -240,27 +248,36 @@ fn pin_apart(
     if missing.is_empty() || !is_reached || held::passes() {
         return Vec::new();
     }
-    let asked: Vec<Key> = missing.iter().map(|at| keys[*at]).collect();
-    let used: Vec<u64> = missing.iter().map(|at| stamps.of(*at)).collect();
-    let pinned = apart.pin(namespace, &asked, &used).wait();
-    let pinned = pinned.unwrap_or_default();
-    let pinned = missing.into_iter().zip(pinned).filter_map(|(at, place)| {
-        // The checksum is seeded with who was asked for, whatever the tier says it is.
-        let identity = Identity {
-            namespace,
-            key: keys[at],
-        };
-        Some((at, Place { identity, ..place? }))
-    });
     let ends = apart.tier().ends();
-    // Not all that is behind a door can be reached there.
-    let is_somewhere =
-        |(_, place): &(usize, Place)| place.extents.room() > 0 || ends.outside(place).is_some();
-    let (pinned, nowhere): (Vec<_>, Vec<_>) = pinned.partition(is_somewhere);
-    let nowhere: Vec<Place> = nowhere.into_iter().map(|(_, place)| place).collect();
-    apart.unpin(&nowhere);
-    apart.lend(pinned.iter().map(|(_, place)| place));
-    pinned
+    let mut all = Vec::new();
+    // Only the first step waits for slots of others: by then this call has none.
+    let mut patience = apart.lookup_limit();
+    for step in steps(missing.len(), apart.step_max()) {
+        let step = &missing[step];
+        let slots = apart.take_lasting(step.len(), std::mem::take(&mut patience));
+        let Some(slots) = slots else { break };
+        let asked: Vec<Key> = step.iter().map(|at| keys[*at]).collect();
+        let used: Vec<u64> = step.iter().map(|at| stamps.of(*at)).collect();
+        let pinned = apart.pin(namespace, &asked, &used).wait();
+        let Some(pinned) = pinned else { break };
+        let pinned = step.iter().zip(pinned).filter_map(|(at, place)| {
+            // The checksum is seeded with who was asked for, whatever the tier says it is.
+            let identity = Identity {
+                namespace,
+                key: keys[*at],
+            };
+            Some((*at, Place { identity, ..place? }))
+        });
+        // Not all that is behind a door can be reached there.
+        let is_somewhere =
+            |(_, place): &(usize, Place)| place.extents.room() > 0 || ends.outside(place).is_some();
+        let (pinned, nowhere): (Vec<_>, Vec<_>) = pinned.partition(is_somewhere);
+        let places = |of: &[(usize, Place)]| of.iter().map(|(_, place)| *place).collect::<Vec<_>>();
+        apart.unpin(&places(&nowhere));
+        apart.lend(&places(&pinned), slots);
+        all.extend(pinned);
+    }
+    all
 }
 
 /// Says the parts of blocks that were pinned in a tier. Those whose table cannot be read are

@@ -1,12 +1,18 @@
-//! Prefetches: a prompt's blocks come near before anybody asks for their bytes.
+//! Prefetches: a prompt's blocks come near before anybody asks for their bytes. Where tiers may
+//! answer late they come step by step: the next blocks are pinned when those of the step before
+//! have come.
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvdepot_arena::gate::Pass;
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Stamps};
+use parking_lot::Mutex;
 
 use super::Core;
 use super::ledger::{Promotion, Waiter};
+use super::turns::{STEP_MAX, Turn, one_by_one};
 use crate::journal::Journal;
 use crate::task::{Mirror, Outcome, Task};
 
@@ -18,14 +24,14 @@ impl Core {
         keys: &[Key],
         mirror: Option<Mirror>,
     ) -> Result<Task, Error> {
-        let pass = self.gate.enter()?;
+        let _pass = self.gate.enter()?;
         self.metrics.prefetch(keys.len() as u64);
         let journal = Journal::dispatched("prefetch", keys.len(), 0);
         let task = Task::with_mirror(keys.len(), journal, mirror);
         // There are no buffers to hold.
         task.release(keys.len());
         self.asked(namespace, keys);
-        self.fetch((pass, Which::Prefix), namespace, keys, &task);
+        self.fetch(Which::Prefix, namespace, keys, &task);
         Ok(task)
     }
 
@@ -37,101 +43,47 @@ impl Core {
         keys: &[Key],
         which: Which,
     ) -> Result<Task, Error> {
-        let pass = self.gate.enter()?;
+        let _pass = self.gate.enter()?;
         let task = Task::new(keys.len(), Journal::dispatched("prefetch", keys.len(), 0));
         task.release(keys.len());
-        self.fetch((pass, which), namespace, keys, &task);
+        self.fetch(which, namespace, keys, &task);
         Ok(task)
     }
 
-    fn fetch(
-        self: &Arc<Core>,
-        (pass, which): (Pass, Which),
-        namespace: NamespaceId,
-        keys: &[Key],
-        task: &Task,
-    ) {
-        let stamps = self.uses.asked();
-        let mut found = vec![false; keys.len()];
-        let mut pinned: Vec<(usize, usize, Place)> = Vec::with_capacity(keys.len());
-        for (number, tier) in self.arenas() {
-            let stamp = |index| stamps.of(index);
-            let each = |index: usize, place| pinned.push((number, index, place));
-            tier.pin(namespace, keys, &mut found, stamp, each);
-        }
-        let late = self.tiers.iter().position(|tier| tier.apart().is_some());
-        if let Some(late) = late.filter(|_| found.contains(&false)) {
-            let call = Call {
-                core: Arc::clone(self),
-                namespace,
-                keys: keys.to_vec(),
-                task: task.clone(),
-                which,
-                stamps,
-                _pass: pass,
-            };
-            return call.ask(late, found, pinned);
-        }
-        self.bring((task, which), &found, pinned);
-    }
-
-    /// Brings hits near, of which some were pinned in tiers, and ends the task.
-    fn bring(
-        &self,
-        (task, which): (&Task, Which),
-        found: &[bool],
-        mut pinned: Vec<(usize, usize, Place)>,
-    ) {
-        let hits = match which {
-            Which::Prefix => found.iter().take_while(|found| **found).count(),
-            Which::Each => found.len(),
+    fn fetch(self: &Arc<Core>, which: Which, namespace: NamespaceId, keys: &[Key], task: &Task) {
+        let call = Call {
+            core: Arc::clone(self),
+            namespace,
+            keys: keys.to_vec(),
+            task: task.clone(),
+            which,
+            stamps: self.uses.asked(),
+            brought: AtomicU64::new(0),
+            ended: Mutex::new(None),
         };
-        pinned.sort_unstable_by_key(|(_, index, _)| *index);
-        let mut ahead = Vec::new();
-        let mut passed = Vec::new();
-        for (tier, index, place) in pinned {
-            if tier > 0 && index < hits {
-                let task = task.clone();
-                let waiter = Some(Waiter { task, index });
-                ahead.push(Promotion {
-                    tier,
-                    place,
-                    waiter,
-                    busy_until: None,
-                    load: self.loads.claim(tier, place.identity),
-                });
-                continue;
-            }
-            passed.push((tier, place));
-            if index < hits {
-                task.acknowledge(index, Outcome::Done);
-            }
-        }
-        let missed = (0..found.len()).filter(|index| *index >= hits || !found[*index]);
-        missed.for_each(|index| task.acknowledge(index, Outcome::Miss));
-        let refused = self.enqueue_promotions(ahead.into_iter(), self.near().block_max() / 2);
-        for block in refused {
-            passed.push((block.tier, block.place));
-            if let Some(Waiter { task, index }) = block.waiter {
-                task.acknowledge(index, Outcome::Dropped);
-            }
-        }
-        for (number, tier) in self.tiers.iter().enumerate() {
-            let here = passed.iter().filter(|(tier, _)| *tier == number);
-            tier.unpin(here.map(|(_, place)| place));
-        }
+        let count = keys.len();
+        let apart = self.is_apart();
+        let most = if apart {
+            self.step_max().min(STEP_MAX)
+        } else {
+            count
+        };
+        let call = Arc::new(call);
+        let begins = (0..count).step_by(most.max(1));
+        let steps = begins.map(move |begin| begin..(begin + most).min(count));
+        one_by_one(steps, move |step, turn| call.start(step, turn));
     }
 }
 
 /// Which hits are brought near.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Which {
     /// The consecutive ones from the first key.
     Prefix,
     Each,
 }
 
-/// A prefetch that asks tiers which may answer late.
+/// A prefetch.
 struct Call {
     core: Arc<Core>,
     namespace: NamespaceId,
@@ -139,35 +91,159 @@ struct Call {
     task: Task,
     which: Which,
     stamps: Stamps,
+    /// Bytes of blocks that were sent near so far.
+    brought: AtomicU64,
+    /// The outcome of the keys behind the last step, once it is known without asking for them.
+    ended: Mutex<Option<Outcome>>,
+}
+
+/// Consecutive keys of a prefetch, and what is known of them.
+struct Step {
+    call: Arc<Call>,
+    keys: Range<usize>,
+    turn: Turn,
+    found: Vec<bool>,
+    /// Tiers, numbers in the step, and places of what is pinned.
+    pinned: Vec<(usize, usize, Place)>,
     _pass: Pass,
 }
 
 impl Call {
-    /// Asks the tiers from `tier` on for what was not found, and brings near what they have.
-    fn ask(self, tier: usize, mut found: Vec<bool>, mut pinned: Vec<(usize, usize, Place)>) {
-        let core = Arc::clone(&self.core);
-        let Some((at, apart, mut missing)) = core.next_apart(tier, &found) else {
-            return core.bring((&self.task, self.which), &found, pinned);
+    /// Brings near what the tiers have of these keys. The turn ends when these have come.
+    fn start(self: &Arc<Call>, keys: Range<usize>, turn: Turn) {
+        let ended = *self.ended.lock();
+        let pass = match ended {
+            None => self.core.gate.enter().map_err(|_| Outcome::Closed),
+            Some(outcome) => Err(outcome),
         };
-        missing.truncate(apart.promotions_max());
-        let keys: Vec<Key> = missing.iter().map(|index| self.keys[*index]).collect();
-        let used = missing.iter().map(|index| self.stamps.of(*index));
-        let used: Vec<u64> = used.collect();
-        apart.pin(self.namespace, &keys, &used).then(move |places| {
-            for (index, place) in missing.into_iter().zip(places.unwrap_or_default()) {
+        let pass = match pass {
+            Ok(pass) => pass,
+            Err(outcome) => {
+                let rest: Vec<_> = keys.map(|index| (index, outcome)).collect();
+                return self.task.acknowledge_all(&rest);
+            }
+        };
+        let mut step = Step {
+            found: vec![false; keys.len()],
+            pinned: Vec::with_capacity(keys.len()),
+            call: Arc::clone(self),
+            keys,
+            turn,
+            _pass: pass,
+        };
+        for (number, tier) in self.core.arenas() {
+            let (begin, pinned) = (step.keys.start, &mut step.pinned);
+            let stamp = |index| self.stamps.of(begin + index);
+            let each = |index: usize, place| pinned.push((number, index, place));
+            let keys = &self.keys[step.keys.clone()];
+            tier.pin(self.namespace, keys, &mut step.found, stamp, each);
+        }
+        step.ask(0);
+    }
+}
+
+impl Step {
+    /// Asks the tiers from `tier` on for what was not found, and brings near what they have.
+    fn ask(mut self, tier: usize) {
+        let call = Arc::clone(&self.call);
+        let next = call.core.next_apart(tier, &self.found);
+        let Some((at, apart, missing)) = next.filter(|_| !self.turn.is_over()) else {
+            return self.bring();
+        };
+        let (begin, limit) = (self.keys.start, apart.lookup_limit());
+        let keys: Vec<Key> = missing.iter().map(|at| call.keys[begin + at]).collect();
+        let used: Vec<u64> = missing
+            .iter()
+            .map(|at| call.stamps.of(begin + at))
+            .collect();
+        apart.pin(call.namespace, &keys, &used).then(move |places| {
+            let places = places.unwrap_or_default();
+            if places.iter().all(Option::is_none) {
+                self.turn.came_to_nothing(limit);
+            }
+            for ((index, place), (key, stamp)) in missing
+                .into_iter()
+                .zip(places)
+                .zip(keys.into_iter().zip(used))
+            {
                 if let Some(place) = place {
-                    found[index] = true;
+                    self.found[index] = true;
                     // Whatever the tier says it is.
-                    let (namespace, key) = (self.namespace, self.keys[index]);
+                    let namespace = self.call.namespace;
                     let place = Place {
                         identity: Identity { namespace, key },
-                        stamp: self.stamps.of(index),
+                        stamp,
                         ..place
                     };
-                    pinned.push((at, index, place));
+                    self.pinned.push((at, index, place));
                 }
             }
-            self.ask(at + 1, found, pinned);
+            self.ask(at + 1);
         });
+    }
+
+    /// Brings hits near, of which some were pinned in tiers.
+    fn bring(self) {
+        let Step {
+            call,
+            keys,
+            turn,
+            found,
+            mut pinned,
+            ..
+        } = self;
+        let core = &call.core;
+        let hits = match call.which {
+            Which::Prefix => found.iter().take_while(|found| **found).count(),
+            Which::Each => found.len(),
+        };
+        if hits < found.len() {
+            *call.ended.lock() = Some(Outcome::Miss);
+        }
+        let turn = Arc::new(turn);
+        pinned.sort_unstable_by_key(|(_, index, _)| *index);
+        let limit = core.near().block_max() / 2;
+        let mut ahead = Vec::new();
+        let mut passed = Vec::new();
+        let mut ended = Vec::new();
+        for (tier, index, place) in pinned {
+            if tier == 0 || index >= hits {
+                passed.push((tier, place));
+                ended.extend((index < hits).then_some((keys.start + index, Outcome::Done)));
+                continue;
+            }
+            // So that the later blocks of a call evict none of its first.
+            let before = call.brought.fetch_add(place.len, Ordering::Relaxed);
+            if before > 0 && before + place.len > limit {
+                passed.push((tier, place));
+                ended.push((keys.start + index, Outcome::Dropped));
+                continue;
+            }
+            let waiter = Waiter {
+                task: call.task.clone(),
+                index: keys.start + index,
+                _turn: Some(Arc::clone(&turn)),
+            };
+            ahead.push(Promotion {
+                tier,
+                place,
+                waiter: Some(waiter),
+                busy_until: None,
+                load: core.loads.claim(tier, place.identity),
+            });
+        }
+        let missed = (0..found.len()).filter(|index| *index >= hits || !found[*index]);
+        ended.extend(missed.map(|index| (keys.start + index, Outcome::Miss)));
+        for block in core.enqueue_promotions(ahead.into_iter(), limit) {
+            passed.push((block.tier, block.place));
+            ended.extend(block.waiter.map(|waiter| (waiter.index, Outcome::Dropped)));
+        }
+        for (number, tier) in core.tiers.iter().enumerate() {
+            let here = passed.iter().filter(|(tier, _)| *tier == number);
+            tier.unpin(here.map(|(_, place)| place));
+        }
+        call.task.acknowledge_all(&ended);
+        // Once the last of those on their way has come, the next step begins.
+        drop(turn);
     }
 }

@@ -15,8 +15,8 @@ use super::edge::Stays;
 use super::ledger::{Dues, Joiner, Joins, State, Waiter, Written};
 use super::onward::{Sent, Shut};
 use super::spending::Spent;
-use super::turns::{Turn, in_turns};
-use super::{Core, Edge, steps};
+use super::turns::{Turn, in_turns, steps};
+use super::{Core, Edge};
 use crate::buffers::BlockBuffers;
 use crate::config::Overload;
 use crate::metrics::Op;
@@ -286,11 +286,8 @@ impl Put {
             .for_each(|index| self.refuse(index, Outcome::Closed));
         // By steps: a tier may have to wait until it has what a question needs, such as open files,
         // and those of the steps before are released by then.
-        let steps = steps(mine.len(), apart.step_max());
-        let mut mine = mine.into_iter();
-        let steps = steps.map(move |step| mine.by_ref().take(step.len()).collect());
         let put = Arc::clone(self);
-        in_turns(steps, move |step, turn| {
+        in_turns(mine, apart.step_max(), move |step, turn| {
             put.ask_for_room(tier, step, further, turn);
         });
     }
@@ -577,6 +574,7 @@ impl Put {
         Waiter {
             task: self.task.clone(),
             index,
+            _turn: None,
         }
     }
 }

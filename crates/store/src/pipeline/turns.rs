@@ -3,6 +3,7 @@
 //! tiers can turn to it. If a step comes to nothing within its limit, the steps after it end at
 //! once: a call takes no longer than one limit without progress.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +15,31 @@ use parking_lot::Mutex;
 /// Steps of a call that are in flight: as many as hide the time that a tier takes to answer.
 const IN_FLIGHT: usize = 4;
 
+/// The most blocks that are planned in one go: so many that handing them over costs nothing to
+/// speak of, and at 16 KiB a block enough to fill slices.
+pub(super) const STEP_MAX: usize = 512;
+
+/// The fewest, unless there are no more.
+const STEP_MIN: usize = 32;
+
+/// Cuts a call into steps, so that its lookups, its copies and what follows them overlap: the
+/// lanes copy one step while the next is looked up and planned. The first steps are short, because
+/// the lanes wait for them, and so are the last ones, because the caller waits for what follows
+/// their copies. No step has more than `most` blocks.
+pub(super) fn steps(count: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let most = most.clamp(1, STEP_MAX);
+    let mut begin = 0;
+    std::iter::from_fn(move || {
+        let left = count - begin;
+        let step = begin
+            .min(left / 2)
+            .clamp(STEP_MIN.min(most), most)
+            .min(left);
+        begin += step;
+        (step > 0).then_some(begin - step..begin)
+    })
+}
+
 /// The steps of a call.
 struct Turns<S> {
     left: Mutex<Box<dyn Iterator<Item = S> + Send>>,
@@ -24,7 +50,7 @@ struct Turns<S> {
 
 /// A step that is in flight. The next one starts when this is dropped.
 pub(super) struct Turn {
-    next: Option<Box<dyn FnOnce() + Send>>,
+    next: Option<Box<dyn FnOnce() + Send + Sync>>,
     begun: Instant,
     is_over: Arc<AtomicBool>,
 }
@@ -51,8 +77,29 @@ impl Drop for Turn {
     }
 }
 
-/// Has `start` begin each of these steps. It drops the turn once the tiers have answered the step.
-pub(super) fn in_turns<S: Send + 'static>(
+/// Has `start` begin the steps of these, each of `most` at most. It drops the turn once the tiers
+/// have answered the step.
+pub(super) fn in_turns<T: Send + 'static>(
+    items: Vec<T>,
+    most: usize,
+    start: impl Fn(Vec<T>, Turn) + Send + Sync + 'static,
+) {
+    let steps = steps(items.len(), most);
+    let mut items = items.into_iter();
+    let steps = steps.map(move |step| items.by_ref().take(step.len()).collect());
+    begin(IN_FLIGHT, steps, start);
+}
+
+/// Has `start` begin each of these steps when the one before has dropped its turn.
+pub(super) fn one_by_one<S: Send + 'static>(
+    steps: impl Iterator<Item = S> + Send + 'static,
+    start: impl Fn(S, Turn) + Send + Sync + 'static,
+) {
+    begin(1, steps, start);
+}
+
+fn begin<S: Send + 'static>(
+    in_flight: usize,
     steps: impl Iterator<Item = S> + Send + 'static,
     start: impl Fn(S, Turn) + Send + Sync + 'static,
 ) {
@@ -61,7 +108,7 @@ pub(super) fn in_turns<S: Send + 'static>(
         start: Box::new(start),
         is_over: Arc::default(),
     });
-    (0..IN_FLIGHT).for_each(|_| turns.go_on());
+    (0..in_flight).for_each(|_| turns.go_on());
 }
 
 impl<S: Send + 'static> Turns<S> {
@@ -105,7 +152,7 @@ mod tests {
             let seen: Arc<Mutex<Vec<u32>>> = Arc::default();
             let held: Arc<Mutex<Vec<Turn>>> = Arc::default();
             let (notes, holds) = (Arc::clone(&seen), Arc::clone(&held));
-            in_turns(0..100_000, move |step, turn| {
+            begin(IN_FLIGHT, 0..100_000, move |step, turn| {
                 notes.lock().push(step);
                 match answers_at_once {
                     true => drop(turn),
@@ -127,7 +174,7 @@ mod tests {
         for limit in [Duration::ZERO, Duration::from_secs(3600)] {
             let asked: Arc<Mutex<Vec<u32>>> = Arc::default();
             let notes = Arc::clone(&asked);
-            in_turns(0..100, move |step, turn| {
+            begin(IN_FLIGHT, 0..100, move |step, turn| {
                 if !turn.is_over() {
                     notes.lock().push(step);
                     turn.came_to_nothing(limit);
@@ -142,10 +189,35 @@ mod tests {
     fn a_step_that_panics_keeps_no_other_from_its_turn() {
         let seen: Arc<Mutex<Vec<u32>>> = Arc::default();
         let notes = Arc::clone(&seen);
-        in_turns(0..10, move |step, _turn| {
+        begin(IN_FLIGHT, 0..10, move |step, _turn| {
             notes.lock().push(step);
             assert!(step % 2 == 0, "an odd step");
         });
         assert_eq!(*seen.lock(), Vec::from_iter(0..10));
+    }
+
+    #[test]
+    fn steps_cover_a_call_once_short_at_both_ends() {
+        let counts = [0, 1, 31, 32, 33, 500, 4096, 100_000];
+        let each = counts.map(|count| [usize::MAX, 100, 8].map(|most| (count, most)));
+        for (count, most) in each.into_iter().flatten() {
+            let steps: Vec<Range<usize>> = steps(count, most).collect();
+            assert!(
+                steps
+                    .iter()
+                    .map(Range::len)
+                    .all(|len| (1..=STEP_MAX.min(most)).contains(&len))
+            );
+            let ends = steps.iter().map(|step| step.end);
+            let begins = steps.iter().map(|step| step.start);
+            assert!(
+                begins.eq(std::iter::once(0)
+                    .filter(|_| count > 0)
+                    .chain(ends.take(steps.len().saturating_sub(1))))
+            );
+            assert_eq!(steps.last().map_or(0, |step| step.end), count);
+        }
+        let lens: Vec<usize> = steps(1000, STEP_MAX).map(|step| step.len()).collect();
+        assert_eq!(lens, [32, 32, 64, 128, 256, 244, 122, 61, 32, 29]);
     }
 }

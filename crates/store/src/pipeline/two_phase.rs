@@ -2,23 +2,22 @@
 //! `reserve → move → commit | abort`; `pins` is the way back. A reservation belongs to the process
 //! that made it; it ends by its verb or with that, never by time.
 
+mod call;
 mod ending;
 
 use std::sync::Arc;
 
 use kvdepot_arena::parts::{self, Parts};
-use kvdepot_arena::{
-    Cause, Error, Full, Identity, Key, NamespaceId, Place, Refused, Reserved, Wanted,
-};
+use kvdepot_arena::{Cause, Error, Full, Identity, Key, NamespaceId, Place, Refused, Reserved};
 use kvdepot_media::Checksum;
 
 use super::Core;
 use super::budget::Share;
 use super::ledger::{Dues, Held, State};
-use super::spending::Spent;
 use crate::config::Overload;
 use crate::placement::{self, Holder};
-use crate::tier::{Apart, Outside, Stage};
+use crate::tier::{Outside, Stage};
+use call::{Call, Mine};
 
 /// Room for a block that nobody sees before it is committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -168,95 +167,34 @@ impl Core {
         for (_, lengths) in blocks {
             parts::check(lengths)?;
         }
-        let mut answers: Vec<Option<Result<Reservation, Refused>>> = vec![None; blocks.len()];
-        let mut ways = Vec::with_capacity(blocks.len());
         let keys: Vec<Key> = blocks.iter().map(|(key, _)| *key).collect();
-        let stamps = self.stamps_after(namespace, after, &keys);
+        let mut call = Call {
+            core: self,
+            holder,
+            namespace,
+            blocks,
+            stamps: self.stamps_after(namespace, after, &keys),
+            answers: vec![None; blocks.len()],
+            ways: Vec::with_capacity(blocks.len()),
+            again: Vec::new(),
+        };
         let len = |at: usize| parts::payload_len(&blocks[at].1);
         let declined = self.declined(namespace, &keys, len).unwrap_or_default();
-        // What is stored, and does not go on by itself.
-        let mut again = Vec::new();
-        for (index, (key, lengths)) in blocks.iter().enumerate() {
-            if declined.get(index) == Some(&true) {
-                self.metrics.put_outcome(crate::Outcome::Declined);
-                answers[index] = Some(Err(Refused::Declined));
-                continue;
-            }
-            let identity = Identity {
-                namespace,
-                key: *key,
-            };
-            match self.way_of(holder.seat, &identity, lengths, stamps.of(index)) {
-                Ok((way, share)) => ways.push((index, way, share)),
-                Err(refused) => {
-                    again.push(*key);
-                    answers[index] = Some(Err(refused));
-                }
-            }
-        }
+        call.choose(&declined);
         // What may not be written further away any more is reserved near after all.
         for way in self.ways().chain([Way::Through]) {
-            let mine = ways.extract_if(.., |(_, other, _)| *other == way);
-            let mine: Vec<(usize, _)> = mine.map(|(index, _, share)| (index, share)).collect();
-            if mine.is_empty() {
-                continue;
+            let mine = call.ways.extract_if(.., |(_, other, _)| *other == way);
+            let mine: Vec<Mine> = mine.map(|(index, _, share)| (index, share)).collect();
+            if !mine.is_empty() {
+                call.reserve(way, mine);
             }
-            let wanted = mine.iter().map(|(index, _)| Wanted {
-                key: blocks[*index].0,
-                len: parts::payload_len(&blocks[*index].1),
-                parts: blocks[*index].1.len() as u16,
-                stamp: stamps.of(*index),
-                copy: false,
-                evict: true,
-            });
-            let wanted: Vec<Wanted> = wanted.collect();
-            let tier = way.tier();
-            let places = match &self.tiers[tier] {
-                Stage::Here(arenas) => self.reserve_here(tier, arenas, namespace, &wanted),
-                Stage::Apart(apart) => self.hold_late((tier, apart), namespace, &wanted),
-            };
-            let mut given_up = Vec::new();
-            let mut ledger = self.ledger.lock();
-            for (at, ((index, share), place)) in mine.into_iter().zip(places).enumerate() {
-                ledger.take_turns(at);
-                if matches!(place, Err(Refused::Present(_))) && share.is_none() {
-                    again.push(blocks[index].0);
-                }
-                let len = parts::payload_len(&blocks[index].1);
-                let spent = match &place {
-                    Ok(_) => self.spend(tier, len),
-                    Err(_) => Some(Spent::default()),
-                };
-                let Some(spent) = spent else {
-                    given_up.extend(place);
-                    // It stays there, and needs nothing of the queue, which is full.
-                    if !self.bypasses(0, len) {
-                        ways.push((index, Way::Through, None));
-                        continue;
-                    }
-                    self.edges[tier - 1].declines();
-                    self.metrics.put_outcome(crate::Outcome::Declined);
-                    answers[index] = Some(Err(Refused::Declined));
-                    continue;
-                };
-                let dues = Dues {
-                    share,
-                    spent,
-                    ..Dues::default()
-                };
-                let place = self.note(&mut ledger, way, dues, place, &mut given_up);
-                answers[index] = Some(place.map(|place| Reservation {
-                    way,
-                    tier,
-                    place,
-                    parts: parts::blank(&blocks[index].1).into(),
-                    outside: None,
-                    holder,
-                }));
-            }
-            drop(ledger);
-            self.give_up(tier, given_up);
         }
+        let Call {
+            mut answers,
+            again,
+            stamps,
+            ..
+        } = call;
         self.touch(namespace, &again);
         let is_full = |answer: &_| matches!(answer, Some(Err(Refused::Full(_))));
         let is_declined = |answer: &_| matches!(answer, Some(Err(Refused::Declined)));
@@ -300,7 +238,7 @@ impl Core {
         let over = |tier: usize| self.edges[..tier].iter();
         if self.bypasses(0, len) {
             let Some(tier) = far else {
-                return Err(self.unreachable(1, len));
+                return Err(self.refused(1, len, Some(Cause::Apart)));
             };
             if over(tier).all(|edge| edge.lets_by(identity, len).is_ok()) {
                 return Ok((Way::Far(tier), None));
@@ -329,32 +267,14 @@ impl Core {
         })
     }
 
-    /// Why a block finds no room in a tier that other processes cannot write.
-    fn unreachable(&self, tier: usize, requested: u64) -> Refused {
-        Refused::Full(Full {
-            tier: self.tiers.get(tier).map_or("", Stage::name),
-            requested,
-            cause: Cause::Apart,
-        })
-    }
-
-    /// Reserves in a tier that may answer late, and waits for that. Puts of this process that want
-    /// the same blocks join; what is being written to a nearer tier is not written here, too.
-    fn hold_late(
-        &self,
-        (tier, apart): (usize, &Apart),
-        namespace: NamespaceId,
-        wanted: &[Wanted],
-    ) -> Vec<Result<Reserved, Refused>> {
-        if !is_reached(&self.tiers[tier]) {
-            let each = wanted.iter();
-            return each
-                .map(|one| Err(self.unreachable(tier, one.len)))
-                .collect();
-        }
-        self.unless_nearer(tier, namespace, wanted, |asked| {
-            let answers = self.reserve_written((tier, apart), namespace, asked);
-            answers.unwrap_or_default()
+    /// Why a block is not reserved in a tier that was not asked, or was silent.
+    fn refused(&self, tier: usize, requested: u64, cause: Option<Cause>) -> Refused {
+        cause.map_or(Refused::Declined, |cause| {
+            Refused::Full(Full {
+                tier: self.tiers[tier].name(),
+                requested,
+                cause,
+            })
         })
     }
 

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use kvdepot_arena::held::TURN;
 use kvdepot_arena::{Key, NamespaceId, Place, Refused, Reserved, TierStats, Token, Wanted, clock};
 use kvdepot_media::{Checksum, is_simulated};
 use parking_lot::{Mutex, RwLock};
@@ -20,6 +21,7 @@ use super::contract::{NamespacePage, Page, Tier};
 use super::door::DoorKey;
 use super::file::Directory;
 use super::late::{Pending, Reply, ask, ask_or};
+use super::slots::{Permits, Slots};
 use crate::chances::UNKNOWN;
 use crate::ghosts::Ghosts;
 
@@ -29,6 +31,11 @@ const FAILURES: u32 = 3;
 /// Time for which the breaker is open at first, and at most.
 const OPEN_FIRST: Duration = Duration::from_millis(500);
 const OPEN_MOST: Duration = Duration::from_secs(60);
+
+/// Steps of calls whose blocks are pinned or reserved at a time for callers who end that when they
+/// like, and for promotions: calls find others beside these.
+const LASTING: usize = 4;
+const PROMOTED: usize = 2;
 
 /// Blocks that were read through a door and are remembered, and their bytes: more than a tier of
 /// this host holds, in a table of a few megabytes.
@@ -44,8 +51,10 @@ pub(crate) struct Apart {
     lookup: Duration,
     patience: Duration,
     breaker: Arc<Breaker>,
-    /// Pins that callers have, who end them when they like: closing ends what is left.
-    lent: Mutex<HashMap<Token, Place>>,
+    /// Slots for pins and reservations that callers have, who end them when they like.
+    lasting: Arc<Slots>,
+    /// Those pins: closing ends what is left.
+    lent: Mutex<HashMap<Token, (Place, Option<Permits>)>>,
     /// Blocks that were read through the tier's door.
     read: OnceLock<Ghosts>,
     /// Nothing is pinned there any more, whoever ends a pin. Held while one is ended.
@@ -83,18 +92,23 @@ impl<T: Send + 'static> Answer<T> {
             Answer::Now(answer) => return answer,
             Answer::Later(later) => later,
         };
-        // In a simulation its schedule ends the question.
-        if is_simulated() {
-            let answer = later.pending.wait(later.limit);
-            later.breaker.heard(answer.is_some());
-            return answer;
-        }
-        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-        later.then(move |answer| {
-            let _sent = sender.send(answer);
-        });
-        receiver.recv().unwrap_or(None)
+        let answer = wait(later.pending, &later.alarm, later.limit);
+        later.breaker.heard(answer.is_some());
+        answer
     }
+}
+
+/// Waits for an answer in this thread.
+fn wait<T: Send + 'static>(pending: Pending<T>, alarm: &Alarm, limit: Duration) -> Option<T> {
+    // In a simulation its schedule ends the question.
+    if is_simulated() {
+        return pending.wait(limit);
+    }
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    pending.then(Some((alarm, limit)), move |answer| {
+        let _sent = sender.send(answer);
+    });
+    receiver.recv().unwrap_or(None)
 }
 
 impl<T: Send + 'static> Later<T> {
@@ -120,6 +134,7 @@ impl Apart {
     ) -> Apart {
         Apart {
             breaker: Arc::new(Breaker::new(tier.name())),
+            lasting: Slots::new(tier.step_max().saturating_mul(LASTING)),
             tier,
             number,
             lookup,
@@ -165,10 +180,36 @@ impl Apart {
         stats
     }
 
-    /// Notes pins that a caller has from now on.
-    pub(crate) fn lend<'a>(&self, places: impl Iterator<Item = &'a Place>) {
-        let lent = places.map(|place| (place.token, *place));
-        self.lent.lock().extend(lent);
+    /// Most blocks that are pinned or reserved for callers who end that when they like.
+    pub(crate) fn lasting_max(&self) -> usize {
+        self.lasting.most()
+    }
+
+    /// Takes slots for blocks that a caller is about to pin or to reserve, for as long as it likes.
+    /// Others may have them all: `None` if they still do after `limit`.
+    pub(crate) fn take_lasting(&self, count: usize, limit: Duration) -> Option<Permits> {
+        let (reply, pending) = ask();
+        let refusal = || None;
+        self.lasting
+            .acquire(count, reply, refusal, |reply, permits| {
+                reply.answer(Some(permits));
+            });
+        let taken = match pending.now() {
+            Ok(taken) => taken,
+            Err(pending) if limit.is_zero() => pending.wait(limit),
+            Err(pending) => wait(pending, &self.alarm, limit),
+        };
+        taken.flatten()
+    }
+
+    /// Notes pins that a caller has from now on, each with its slot.
+    pub(crate) fn lend(&self, places: &[Place], mut slots: Permits) {
+        for some in places.chunks(TURN) {
+            let lent = some
+                .iter()
+                .map(|place| (place.token, (*place, slots.take())));
+            self.lent.lock().extend(lent);
+        }
     }
 
     /// Ends pins.
@@ -177,13 +218,14 @@ impl Apart {
         if places.is_empty() || *closed {
             return;
         }
-        {
+        let mut ended = Vec::new();
+        for some in places.chunks(TURN) {
             let mut lent = self.lent.lock();
-            places.iter().for_each(|place| {
-                lent.remove(&place.token);
-            });
+            ended.extend(some.iter().filter_map(|place| lent.remove(&place.token)));
         }
         self.tier.unpin(places);
+        // Only now, and without a lock: their slots are others' from here on.
+        drop(ended);
     }
 
     /// Ends all questions, and those that are still to come: nobody has the time to wait for them.
@@ -199,8 +241,8 @@ impl Apart {
             std::mem::take(&mut *self.lent.lock())
         };
         if !left.is_empty() {
-            let left: Vec<Place> = left.into_values().collect();
-            self.tier.unpin(&left);
+            let places: Vec<Place> = left.values().map(|(place, _)| *place).collect();
+            self.tier.unpin(&places);
         }
         self.tier.close();
         self.alarm.stop();
@@ -272,7 +314,7 @@ impl Apart {
 
     /// Most blocks that are pinned to be promoted: calls find pins beside them.
     pub(crate) fn promotions_max(&self) -> usize {
-        self.step_max().saturating_mul(2)
+        self.step_max().saturating_mul(PROMOTED)
     }
 
     pub(crate) fn probe(&self, id: NamespaceId, keys: &[Key]) -> Answer<Vec<bool>> {

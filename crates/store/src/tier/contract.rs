@@ -115,7 +115,8 @@ pub trait Tier: Send + Sync {
     fn block_max(&self) -> u64;
 
     /// Number of blocks that one call pins or reserves at a time, at most: calls of more keys ask
-    /// in steps. For a tier that can hold few blocks for all calls together.
+    /// in steps. A tier that can hold few blocks for all calls together says an eighth of those: so
+    /// calls find some beside pins and reservations that last as long as their callers like.
     fn step_max(&self) -> usize {
         usize::MAX
     }

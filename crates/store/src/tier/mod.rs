@@ -19,6 +19,7 @@ mod outside;
 mod posix;
 #[cfg(feature = "s3")]
 mod s3;
+mod slots;
 mod stage;
 
 use kvdepot_arena::{Identity, Key, NamespaceId};
@@ -32,6 +33,7 @@ pub use file::{BlockFile, Directory};
 pub use kinds::{Kinds, Opener, TierKind};
 pub use late::{Parts, Pending, Progress, Reply, ask};
 pub use outside::Outside;
+pub(crate) use slots::Permits;
 pub(crate) use stage::Stage;
 
 /// The names of blocks.

@@ -18,4 +18,5 @@ mod discards;
 mod edge_admission;
 mod loads;
 mod queue_bounds;
+mod steps;
 mod tiers_apart;

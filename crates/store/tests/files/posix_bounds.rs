@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::common::{self, PATIENCE, eventually, get, has, namespace, put};
+use crate::common::{self, PATIENCE, eventually, get, has, keys, namespace, put};
 use crate::folder::{look, open_with};
-use kvdepot_store::Outcome;
+use kvdepot_store::{Outcome, Reservation};
 use kvdepot_testkit::child::{self, Child};
 use kvdepot_testkit::{Rng, rounds};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -129,17 +129,81 @@ fn calls_wait_for_open_files_and_no_block_is_missed() {
             let missed = large.join().unwrap();
             assert!(missed.iter().all(|outcome| *outcome == Outcome::Done));
         });
-        // Pins that last are misses for others in the end, and the tier is not left alone.
-        let pins = common::pin_all(&ns, 0..512);
-        let waiting = std::thread::spawn({
-            let ns = ns.clone();
-            move || has(&ns, &[7], LEN)
-        });
-        eventually("the wait", || depot.stats().tiers[0].pinned_blocks == 512);
-        ns.unpin(&pins, false);
-        assert!(waiting.join().unwrap());
         assert_eq!(depot.stats().tiers[0].unanswered, 0);
         depot.close();
+        child::say("done");
+        child::sleep_until_killed();
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let at = [("at", dir.path().to_str().unwrap())];
+    let mut one = Child::start(TEST, "1", &at);
+    one.expect("done");
+    one.kill();
+}
+
+#[test]
+fn reservations_and_pins_that_last_have_half_of_the_files_and_leave_others_the_rest() {
+    const TEST: &str = concat!(
+        "posix_bounds::",
+        "reservations_and_pins_that_last_have_half_of_the_files_and_leave_others_the_rest"
+    );
+    const LEN: usize = 1000;
+    /// Half of the 512 files that may be open.
+    const LASTING: usize = 256;
+    if child::role().is_some() {
+        let mut limit = getrlimit(Resource::Nofile);
+        limit.current = Some(1024);
+        setrlimit(Resource::Nofile, limit).unwrap();
+        let at = child::value("at");
+        for pipeline in ["Posix", "Cache|Posix"] {
+            let path = Path::new(&at).join(pipeline.replace('|', "-"));
+            let limits = json!({"timeout": "60s", "lookup_timeout": "60s"});
+            let open = || open_with(pipeline, &path, limits.clone());
+            let depot = open();
+            let stored: Vec<u64> = (0..1000).collect();
+            assert!(!put(&namespace(&depot), &stored, LEN).contains(&false));
+            depot.close();
+            // Nothing is in memory.
+            let depot = open();
+            let ns = namespace(&depot);
+            let far = depot.stats().tiers.len() - 1;
+            let new: u64 = 1 << 20;
+            let others_go_on = |number: u64| {
+                assert!(has(&ns, &[number], LEN), "{pipeline}");
+                // More than have room in memory.
+                let more: Vec<u64> = (new * number..new * number + 1500).collect();
+                assert!(!put(&ns, &more, LEN).contains(&false), "{pipeline}");
+            };
+            let wanted = |count: u64| {
+                let blocks = keys(new..new + count).into_iter();
+                blocks
+                    .map(|key| (key, vec![LEN as u64]))
+                    .collect::<Vec<_>>()
+            };
+
+            let pins = common::pin_all(&ns, 0..1000);
+            assert_eq!(pins.len(), LASTING, "{pipeline}");
+            others_go_on(999);
+            ns.unpin(&pins, false);
+
+            let reserved = ns.reserve(&wanted(3000)).unwrap().into_iter().flatten();
+            let reserved: Vec<Reservation> = reserved.collect();
+            let in_files = reserved.iter().filter(|one| one.tier == far).count();
+            assert_eq!(in_files, LASTING, "{pipeline}");
+            others_go_on(998);
+            ns.abort(&reserved);
+
+            let all = ns.reserve_strict(&wanted(3000));
+            let refused = all.unwrap_err().to_string();
+            // In memory there may be no room either.
+            let named = pipeline != "Posix" || refused.contains("files that it may have open");
+            assert!(named, "{refused}");
+            let few = ns.reserve(&wanted(8)).unwrap();
+            assert!(!few.contains(&None), "{pipeline}");
+            ns.abort(&few.into_iter().flatten().collect::<Vec<_>>());
+            assert_eq!(depot.stats().tiers[far].unanswered, 0);
+            depot.close();
+        }
         child::say("done");
         child::sleep_until_killed();
     }

@@ -1,7 +1,7 @@
 //! A tier in front of another one that answers late, and at random not at all.
 
 use std::collections::BinaryHeap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,10 @@ pub struct Mood {
     pub asked: AtomicU64,
     /// Blocks that somebody was about to read, or to write.
     pub reached: AtomicU64,
+    /// Most blocks of a step, unless it is 0; read when the tier is opened, too.
+    pub step: AtomicUsize,
+    /// Most keys of a question that pinned or reserved.
+    pub largest: AtomicUsize,
 }
 
 impl Mood {
@@ -210,6 +214,13 @@ impl Tier for Late {
         self.inner.block_max()
     }
 
+    fn step_max(&self) -> usize {
+        match self.mood.step.load(Ordering::Relaxed) {
+            0 => self.inner.step_max(),
+            step => step,
+        }
+    }
+
     fn probe(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
         self.pass(
             |inner| self.inner.probe(namespace, keys, inner),
@@ -225,6 +236,7 @@ impl Tier for Late {
         used: &[u64],
         reply: Reply<Vec<Option<Place>>>,
     ) {
+        self.mood.largest.fetch_max(keys.len(), Ordering::Relaxed);
         let tier = Arc::clone(&self.inner);
         let unpin = move |places: Vec<Option<Place>>| {
             tier.unpin(&places.into_iter().flatten().collect::<Vec<_>>());
@@ -253,6 +265,8 @@ impl Tier for Late {
         blocks: &[Wanted],
         reply: Reply<Vec<Result<Reserved, Refused>>>,
     ) {
+        let asked = &self.mood.largest;
+        asked.fetch_max(blocks.len(), Ordering::Relaxed);
         self.pass(
             |inner| self.inner.reserve(namespace, blocks, inner),
             reply,

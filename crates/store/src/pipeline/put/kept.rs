@@ -8,8 +8,9 @@ use kvdepot_arena::Key;
 
 use super::{Admitted, Put, Routes};
 use crate::pipeline::ledger::Dues;
+use crate::pipeline::turns::{Turn, in_turns};
 use crate::task::Outcome;
-use crate::tier::Stage;
+use crate::tier::{Answer, Stage};
 
 impl Put {
     /// Ends keys that an edge keeps, and whose buffers are released. Asks the tiers that may answer
@@ -27,16 +28,35 @@ impl Put {
         let Some((tier, apart)) = late else {
             return self.end(kept, Outcome::Declined);
         };
-        let keys: Vec<Key> = kept.iter().map(|index| self.keys[*index]).collect();
         let put = Arc::clone(self);
+        in_turns(kept, apart.step_max(), move |step, turn| {
+            put.ask_kept(tier, step, turn);
+        });
+    }
+
+    fn ask_kept(self: &Arc<Put>, tier: usize, kept: Vec<usize>, turn: Turn) {
+        let Some(apart) = self.core.tiers[tier].apart() else {
+            return;
+        };
+        let keys: Vec<Key> = kept.iter().map(|index| self.keys[*index]).collect();
+        let (put, limit) = (Arc::clone(self), apart.lookup_limit());
         // Not by a probe, which believes for a while what others may have removed since.
-        apart.pin(self.namespace, &keys, &[]).then(move |places| {
+        let answer = match turn.is_over() {
+            true => Answer::Now(None),
+            false => apart.pin(self.namespace, &keys, &[]),
+        };
+        answer.then(move |places| {
             let places = places.unwrap_or_default();
             let mut there = places.iter().map(Option::is_some);
-            let (stored, kept) = kept.into_iter().partition(|_| there.next() == Some(true));
+            let (stored, kept): (Vec<_>, Vec<_>) =
+                kept.into_iter().partition(|_| there.next() == Some(true));
             put.core.tiers[tier].unpin(places.iter().flatten());
+            if stored.is_empty() {
+                turn.came_to_nothing(limit);
+            }
             put.end(stored, Outcome::Done);
             put.end_kept(kept, tier + 1);
+            drop(turn);
         });
     }
 

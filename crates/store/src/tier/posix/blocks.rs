@@ -22,11 +22,11 @@ use super::losses::{Losses, Why};
 use super::name::{identity_of, room_of};
 use super::open::Open;
 use super::pinned::Pinned;
-use super::slots::Permits;
 use super::usage::Usage;
 use crate::tier::contract::{NamespacePage, NamespaceUsage};
 use crate::tier::filter::Filter;
 use crate::tier::late::Progress;
+use crate::tier::slots::Permits;
 
 /// Files that are looked at for one page of namespaces: far ones take some milliseconds each.
 const PAGE_LOOKS: usize = 1024;

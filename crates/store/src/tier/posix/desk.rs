@@ -43,22 +43,38 @@ struct Queue {
 #[derive(Default)]
 struct State {
     /// The jobs of each call that waits; the first call has the next turn.
-    calls: VecDeque<VecDeque<Job>>,
+    calls: VecDeque<Call>,
     /// All of their jobs.
     waiting: usize,
     threads: usize,
     ended: bool,
 }
 
+#[derive(Default)]
+struct Call {
+    jobs: VecDeque<Job>,
+    /// Nobody waits for them: they came one by one, and take turns with others as one call.
+    unawaited: bool,
+}
+
 impl State {
     fn next(&mut self) -> Option<Job> {
         let mut call = self.calls.pop_front()?;
-        let job = call.pop_front()?;
+        let job = call.jobs.pop_front()?;
         self.waiting -= 1;
-        if !call.is_empty() {
+        if !call.jobs.is_empty() {
             self.calls.push_back(call);
         }
         Some(job)
+    }
+
+    fn add(&mut self, mut call: Call) {
+        self.waiting += call.jobs.len();
+        let others = self.calls.iter_mut().find(|others| others.unawaited);
+        match others.filter(|_| call.unawaited) {
+            Some(others) => others.jobs.append(&mut call.jobs),
+            None => self.calls.push_back(call),
+        }
     }
 }
 
@@ -102,14 +118,17 @@ impl Desk {
 
     /// Has a job done; where too many wait, or all has ended, it is dropped.
     pub(super) fn run(&self, job: impl FnOnce() + Send + 'static) {
-        if self.threads == 0 {
-            return job();
-        }
-        self.call(VecDeque::from([Box::new(job) as Job]));
+        self.call(VecDeque::from([Box::new(job) as Job]), false);
+    }
+
+    /// The same for a job that nobody waits for. However many there are, together they have as many
+    /// turns as a call.
+    pub(super) fn run_unawaited(&self, job: impl FnOnce() + Send + 'static) {
+        self.call(VecDeque::from([Box::new(job) as Job]), true);
     }
 
     /// The same for all jobs of a call.
-    fn call(&self, jobs: VecDeque<Job>) {
+    fn call(&self, jobs: VecDeque<Job>, unawaited: bool) {
         if self.threads == 0 {
             return jobs.into_iter().for_each(|job| job());
         }
@@ -120,8 +139,7 @@ impl Desk {
             drop(jobs);
             return;
         }
-        state.waiting += count;
-        state.calls.push_back(jobs);
+        state.add(Call { jobs, unawaited });
         match count {
             1 => self.queue.changed.notify_one(),
             _ => self.queue.changed.notify_all(),
@@ -226,7 +244,7 @@ where
     loop {
         let mine: Vec<(usize, I)> = items.by_ref().take(grain).collect();
         if mine.is_empty() {
-            return desk.call(jobs);
+            return desk.call(jobs, false);
         }
         let (sheet, work) = (Arc::clone(&sheet), Arc::clone(&work));
         jobs.push_back(Box::new(move || {
@@ -288,6 +306,27 @@ mod tests {
         drop(go);
         // The job that was at work already, and the turn of the large one that came first.
         assert_eq!(told.recv(), Ok(2 * GRAIN));
+    }
+
+    #[test]
+    fn jobs_that_nobody_waits_for_have_the_turns_of_one_call() {
+        let desk = Desk::new("test", 1).unwrap();
+        let (begin, begun) = mpsc::channel();
+        let (go, gone) = mpsc::channel::<()>();
+        desk.run(move || {
+            begin.send(()).unwrap();
+            let _waits = gone.recv();
+        });
+        begun.recv().unwrap();
+        let done_before = Arc::new(Mutex::new(0));
+        for _ in 0..1000 {
+            let count = Arc::clone(&done_before);
+            desk.run_unawaited(move || *count.lock() += 1);
+        }
+        let (tell, told) = mpsc::channel();
+        desk.run(move || tell.send(*done_before.lock()).unwrap());
+        drop(go);
+        assert_eq!(told.recv(), Ok(1));
     }
 
     #[test]

@@ -10,8 +10,8 @@
 //! `folder` says what lies where, `agree` what all have to name alike, `usage` counts for all,
 //! `collect` makes room, `filter` knows what was looked at lately, `losses` what has gone,
 //! `uses` when blocks were used, `described` what namespaces are, `pinned` holds what is pinned
-//! until somebody is told, `desk` has the threads that wait for the file system, `slots` bounds
-//! the files that are open, and `blocks` what they do there.
+//! until somebody is told, `desk` has the threads that wait for the file system, and `blocks` what
+//! they do there.
 
 mod agree;
 mod blocks;
@@ -25,7 +25,6 @@ mod open;
 mod options;
 mod pinned;
 mod reach;
-mod slots;
 mod usage;
 mod uses;
 
@@ -67,8 +66,9 @@ const LOOKS: usize = 64;
 const OPENS: usize = 8;
 const MAKES: usize = 4;
 
-/// Steps of calls that may have files open at a time, at least.
-const STEPS: usize = 4;
+/// Steps of calls that may have files open at a time, at least: half of them for pins and
+/// reservations that last, and a quarter for promotions.
+const STEPS: usize = 8;
 
 /// How long a close waits for a file system that may hang: all of it ends within a second.
 const TO_CLOSE: Duration = Duration::from_millis(900);

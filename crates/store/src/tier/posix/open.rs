@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kvdepot_arena::clock::unix_seconds;
 use kvdepot_arena::format::file_header::{self, FileHeader, LEN};
 use kvdepot_arena::format::file_note::{self, FileNote};
+use kvdepot_arena::held::TURN;
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{Error, Identity, NamespaceId, Place, Reserved, TakesBack, Token};
 use kvdepot_host::EachMinute;
@@ -27,10 +28,10 @@ use super::losses::{Losses, Why};
 use super::name::room_of;
 use super::options::Options;
 use super::reach::{files_max, reach, syncs};
-use super::slots::{Permits, Slots};
 use super::usage::{Unnamed, Usage};
 use super::uses::Uses;
 use crate::keyring::Keyring;
+use crate::tier::slots::{Permits, Slots};
 use crate::tier::{BlockFile, Directory, Ends, Outside, Proof, Terms};
 use left::Left;
 
@@ -298,24 +299,25 @@ impl Open {
     pub(super) fn unpin(&self, places: &[Place]) {
         // Closed when the lock is free: that may take its time.
         let mut closed = Vec::new();
-        let mut state = self.state.lock();
-        for place in places {
-            let Some(opened) = state.files.get_mut(&place.token.sequence) else {
-                continue;
-            };
-            opened.holds -= 1;
-            if opened.holds == 0 {
-                closed.extend(state.files.remove(&place.token.sequence));
+        for some in places.chunks(TURN) {
+            let mut state = self.state.lock();
+            for place in some {
+                let Some(opened) = state.files.get_mut(&place.token.sequence) else {
+                    continue;
+                };
+                opened.holds -= 1;
+                if opened.holds == 0 {
+                    closed.extend(state.files.remove(&place.token.sequence));
+                }
             }
         }
-        drop(state);
         self.let_go(closed);
     }
 
     /// Closes files; where that may take its time, in a thread of its own.
     fn let_go(&self, files: Vec<Opened>) {
         match self.far && !files.is_empty() {
-            true => self.desk.run(move || drop(files)),
+            true => self.desk.run_unawaited(move || drop(files)),
             false => drop(files),
         }
     }
@@ -508,7 +510,7 @@ impl TakesBack for Open {
             // Whoever drops a reservation does not wait for the file system. What is not removed
             // when all ends goes with the folder.
             self.desk
-                .run(move || left.folder.drop_new(left.opened.name.as_deref()));
+                .run_unawaited(move || left.folder.drop_new(left.opened.name.as_deref()));
         }
     }
 }

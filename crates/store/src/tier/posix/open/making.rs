@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use kvdepot_arena::format::file_header::LEN;
+use kvdepot_arena::held::TURN;
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, Wanted};
 use kvdepot_host::dir::Seen;
 use kvdepot_media::Checksum;
@@ -13,10 +14,7 @@ use rustix::io::Errno;
 
 use super::{Open, State};
 use crate::tier::posix::name::room_of;
-use crate::tier::posix::slots::Permits;
-
-/// Keys of a call that are looked at at a time: others have their turn between them.
-const KEYS_TURN: usize = 256;
+use crate::tier::slots::Permits;
 
 /// A block that this process has begun to write.
 pub(crate) struct Making {
@@ -96,17 +94,19 @@ impl Open {
     /// From now on a removal ends these, however long they take: who put them may have heard that
     /// they are not stored.
     pub(crate) fn publishes(&self, written: &[(Reserved, Checksum)]) {
-        let mut state = self.state.lock();
-        for (reserved, _) in written {
-            if let Some(opened) = state.files.get_mut(&reserved.token.sequence) {
-                opened.copy = true;
+        for some in written.chunks(TURN) {
+            let mut state = self.state.lock();
+            for (reserved, _) in some {
+                if let Some(opened) = state.files.get_mut(&reserved.token.sequence) {
+                    opened.copy = true;
+                }
             }
         }
     }
 
     /// Copies of these that are being written are not published, nor is what waits for that.
     pub(crate) fn forget_copies(&self, namespace: NamespaceId, keys: Option<&[Key]>) {
-        for some in keys.unwrap_or_default().chunks(KEYS_TURN) {
+        for some in keys.unwrap_or_default().chunks(TURN) {
             let mut state = self.state.lock();
             for key in some {
                 let key = *key;

@@ -1,5 +1,6 @@
-//! Slots for open files: a process may have a limited number of descriptors, and a block that is
-//! pinned or written has one. A call waits in turn until it has all slots that it needs.
+//! Slots for blocks that are pinned or written: each has an open file in a tier of files, and a
+//! process may have a limited number of descriptors. A call waits in turn until it has all slots
+//! that it needs.
 //!
 //! A call gets its slots at once or waits without any, so two calls never wait for each other.
 
@@ -8,10 +9,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::tier::late::{Progress, Reply};
+use super::late::{Progress, Reply};
 
 /// The slots of one tier.
-pub(super) struct Slots {
+pub(crate) struct Slots {
     most: usize,
     state: Mutex<State>,
 }
@@ -30,14 +31,14 @@ struct Waiting {
 }
 
 /// Slots that are not in use yet. They are released when this is dropped.
-pub(super) struct Permits {
+pub(crate) struct Permits {
     slots: Arc<Slots>,
     count: usize,
 }
 
 impl Permits {
     /// Takes one of them; `None` if all are taken.
-    pub(super) fn take(&mut self) -> Option<Permits> {
+    pub(crate) fn take(&mut self) -> Option<Permits> {
         self.count = self.count.checked_sub(1)?;
         Some(Permits {
             slots: Arc::clone(&self.slots),
