@@ -5,8 +5,9 @@
 //! not evict its own prefix. The new blocks of a prompt evict the least recently used blocks until
 //! they take as much as prompts of this tier usually do: a part of the bytes or records of all its
 //! devices, an eighth at most. Later blocks use free space, or evict blocks that were not used
-//! while the arena's capacity was stored once, up to half of the tier. Blocks that found no space and are offered again evict all blocks that were not
-//! used since. Blocks whose position in their prompt is unknown use free space.
+//! while the arena's capacity was stored once, up to half of the tier. Blocks that found no space
+//! and are offered again evict all blocks that were not used since. Blocks whose position in their
+//! prompt is unknown use free space.
 //!
 //! Only the last tier of a pipeline has a limit: all blocks pass the tiers before it, and those
 //! that are evicted there are written back already.
