@@ -14,7 +14,7 @@ const SMALLEST: u64 = 256;
 /// A size is usual if one prompt in so many reaches it.
 const USUAL: u32 = 8;
 
-/// Prompts after which each count is halved.
+/// Counted prompts at which each count is halved: 32 to 64 are counted.
 const PERIOD: u32 = 64;
 
 #[derive(Default)]

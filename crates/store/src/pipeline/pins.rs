@@ -8,7 +8,7 @@ use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Stamps, held};
 
 use super::Core;
 use super::ledger::Promotion;
-use super::turns::steps;
+use super::turns::{in_row, steps};
 use crate::placement::{self, Holder};
 use crate::tier::{Answer, Apart, Outside, Stage};
 
@@ -152,17 +152,19 @@ impl Core {
                 // Not by a probe, which believes for a while what others may have removed since.
                 Stage::Apart(apart) => {
                     let missing: Vec<usize> = (0..keys.len()).filter(|at| !found[*at]).collect();
-                    for step in steps(missing.len(), apart.step_max()) {
+                    let steps = steps(missing.len(), apart.step_max());
+                    in_row(steps, apart.lookup_limit(), |step| {
                         let step = &missing[step];
                         let asked: Vec<Key> = step.iter().map(|at| keys[*at]).collect();
                         let used: Vec<u64> = step.iter().map(|at| stamps.of(*at)).collect();
-                        let Some(pinned) = apart.pin(namespace, &asked, &used).wait() else {
-                            break;
-                        };
+                        let pinned = apart.pin(namespace, &asked, &used).wait()?;
                         let each = step.iter().zip(pinned);
                         let places = each.filter_map(|(at, place)| Some((*at, place?)));
-                        note(&mut lens, places.collect());
-                    }
+                        let places: Vec<(usize, Place)> = places.collect();
+                        let has_some = !places.is_empty();
+                        note(&mut lens, places);
+                        Some(has_some)
+                    });
                 }
             }
         }
@@ -252,14 +254,13 @@ fn pin_apart(
     let mut all = Vec::new();
     // Only the first step waits for slots of others: by then this call has none.
     let mut patience = apart.lookup_limit();
-    for step in steps(missing.len(), apart.step_max()) {
+    let steps = steps(missing.len(), apart.step_max());
+    in_row(steps, apart.lookup_limit(), |step| {
         let step = &missing[step];
-        let slots = apart.take_lasting(step.len(), std::mem::take(&mut patience));
-        let Some(slots) = slots else { break };
+        let slots = apart.take_lasting(step.len(), std::mem::take(&mut patience))?;
         let asked: Vec<Key> = step.iter().map(|at| keys[*at]).collect();
         let used: Vec<u64> = step.iter().map(|at| stamps.of(*at)).collect();
-        let pinned = apart.pin(namespace, &asked, &used).wait();
-        let Some(pinned) = pinned else { break };
+        let pinned = apart.pin(namespace, &asked, &used).wait()?;
         let pinned = step.iter().zip(pinned).filter_map(|(at, place)| {
             // The checksum is seeded with who was asked for, whatever the tier says it is.
             let identity = Identity {
@@ -275,8 +276,10 @@ fn pin_apart(
         let places = |of: &[(usize, Place)]| of.iter().map(|(_, place)| *place).collect::<Vec<_>>();
         apart.unpin(&places(&nowhere));
         apart.lend(&places(&pinned), slots);
+        let has_some = !pinned.is_empty();
         all.extend(pinned);
-    }
+        Some(has_some)
+    });
     all
 }
 

@@ -40,6 +40,22 @@ pub(super) fn steps(count: usize, most: usize) -> impl Iterator<Item = Range<usi
     })
 }
 
+/// Has `ask` ask a tier for one step after the other, and wait for the answers. It returns false if
+/// the answer is nothing; `None` ends the call. As with turns, nothing within `limit` ends it too.
+pub(super) fn in_row(
+    steps: impl Iterator<Item = Range<usize>>,
+    limit: Duration,
+    mut ask: impl FnMut(Range<usize>) -> Option<bool>,
+) {
+    for step in steps {
+        let begun = clock::now();
+        match ask(step) {
+            Some(found) if found || clock::since(begun) < limit => {}
+            _ => return,
+        }
+    }
+}
+
 /// The steps of a call.
 struct Turns<S> {
     left: Mutex<Box<dyn Iterator<Item = S> + Send>>,

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -27,6 +28,8 @@ struct Waiting {
     count: usize,
     /// The caller still waits for the answer.
     question: Progress,
+    /// Its limit is over: it is being answered, and calls after it may have their slots.
+    has_given_up: Arc<AtomicBool>,
     run: Box<dyn FnOnce(Permits) + Send>,
 }
 
@@ -84,13 +87,21 @@ impl Slots {
         let count = count.min(self.most);
         let mut state = self.state.lock();
         let over = state.drop_over();
-        if state.waiting.is_empty() && state.free >= count {
+        if state.next().is_none() && state.free >= count {
             state.free -= count;
             drop(state);
             let slots = Arc::clone(self);
             return then(reply, Permits { slots, count });
         }
-        reply.waits(refusal);
+        let has_given_up = Arc::new(AtomicBool::new(false));
+        let (slots, gives_up) = (Arc::downgrade(self), Arc::clone(&has_given_up));
+        reply.waits(move || {
+            gives_up.store(true, Ordering::Release);
+            if let Some(slots) = slots.upgrade() {
+                slots.release(0);
+            }
+            refusal()
+        });
         let question = reply.progress();
         let run = Box::new(move |permits| {
             reply.begins();
@@ -99,6 +110,7 @@ impl Slots {
         state.waiting.push_back(Waiting {
             count,
             question,
+            has_given_up,
             run,
         });
         drop(state);
@@ -118,8 +130,8 @@ impl Slots {
             state.free += std::mem::take(&mut released);
             let over = state.drop_over();
             let free = state.free;
-            let has_all = state.waiting.front().is_some_and(|next| next.count <= free);
-            let next = has_all.then(|| state.waiting.pop_front()).flatten();
+            let next = state.next().filter(|at| state.waiting[*at].count <= free);
+            let next = next.and_then(|at| state.waiting.remove(at));
             let Some(next) = next else {
                 drop(state);
                 drop(over);
@@ -135,6 +147,12 @@ impl Slots {
 }
 
 impl State {
+    /// The first call that still waits.
+    fn next(&self) -> Option<usize> {
+        let waits = |one: &Waiting| !one.has_given_up.load(Ordering::Acquire);
+        self.waiting.iter().position(waits)
+    }
+
     /// Takes out the first calls whose callers wait no longer. They are dropped without the lock.
     fn drop_over(&mut self) -> Vec<Waiting> {
         let over = |one: &Waiting| !one.question.is_wanted();
@@ -225,5 +243,32 @@ mod tests {
         slots.close();
         assert_eq!(pending.wait(LONG), None);
         drop(held);
+    }
+
+    #[test]
+    fn calls_behind_one_that_has_given_up_get_what_is_free() {
+        let slots = Slots::new(3);
+        let begin = |count: usize| {
+            let (reply, pending) = ask::<Option<Permits>>();
+            let then = |reply: Reply<_>, permits| {
+                reply.answer(Some(permits));
+            };
+            slots.acquire(count, reply, || None, then);
+            pending
+        };
+        let first = begin(2).wait(LONG).flatten();
+        assert!(first.is_some());
+        let large = begin(3);
+        let Err(small) = begin(1).now() else {
+            panic!("it overtakes one that waits");
+        };
+        assert!(
+            large
+                .wait(Duration::ZERO)
+                .is_some_and(|none| none.is_none())
+        );
+        assert!(small.wait(LONG).flatten().is_some());
+        drop(first);
+        assert_eq!(slots.state.lock().free, 3);
     }
 }

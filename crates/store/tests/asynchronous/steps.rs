@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::common::{PATIENCE, assert_at_rest, eventually, has, key, keys, namespace, put};
+use crate::common::{
+    PATIENCE, assert_at_rest, eventually, has, key, keys, namespace, pin_all, put,
+};
 use crate::tiers::files;
 use crate::tiers::late::{Mood, slow_files};
 use kvdepot_store::{Config, Depot, Outcome, Pin, Reservation};
@@ -157,5 +159,24 @@ fn blocks_that_stay_in_their_tier_are_looked_for_in_steps() {
         depot.drain(PATIENCE) && files.count() == BLOCKS as usize
     });
     assert_in_steps(&mood, "what is touched again");
+    depot.close();
+}
+
+#[test]
+fn a_step_that_comes_to_nothing_within_its_limit_is_the_last_of_its_call() {
+    let (mood, dir) = (few(), tempfile::tempdir().unwrap());
+    let depot = open(&mood, "Slow", dir.path(), json!({"lookup_timeout": "50ms"}));
+    let ns = namespace(&depot);
+    let all: Vec<u64> = (0..100).collect();
+    assert!(!put(&ns, &all, LEN).contains(&false));
+    mood.refuses.store(true, Ordering::Relaxed);
+    assert!(pin_all(&ns, 0..100).is_empty());
+    assert_eq!(mood.refused.swap(0, Ordering::Relaxed), 1);
+    assert_eq!(ns.acknowledged(&keys(0..100)).unwrap(), vec![None; 100]);
+    assert_eq!(mood.refused.load(Ordering::Relaxed), 1);
+    mood.refuses.store(false, Ordering::Relaxed);
+    let pinned = pin_all(&ns, 0..32);
+    assert_eq!(pinned.len(), 32);
+    ns.unpin(&pinned, false);
     depot.close();
 }

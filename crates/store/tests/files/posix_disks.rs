@@ -29,6 +29,14 @@ fn run(program: &str, arguments: &[&str]) -> Result<(), String> {
     done.status.success().then_some(()).ok_or_else(said)
 }
 
+/// Makes a file system of a kind, which options of its program may follow.
+fn make(kind: &str, image: &str) -> Result<(), String> {
+    let mut words = kind.split(' ');
+    let program = format!("mkfs.{}", words.next().unwrap_or_default());
+    let arguments: Vec<&str> = words.chain(["-q", image]).collect();
+    run(&program, &arguments)
+}
+
 /// Runs `body` where such a file system is mounted, of so many MiB, in a child whose mounts end
 /// with it; skips where there is none.
 fn on_disk(test: &str, kind: &str, mib: u64, body: impl FnOnce(&Path)) {
@@ -42,7 +50,7 @@ fn on_disk(test: &str, kind: &str, mib: u64, body: impl FnOnce(&Path)) {
         let names = [&image, &at].map(|path| path.to_str().unwrap());
         // Nobody else sees it.
         let made = run("mount", &["--make-rprivate", "/"])
-            .and_then(|()| run(&format!("mkfs.{kind}"), &["-q", names[0]]))
+            .and_then(|()| make(kind, names[0]))
             .and_then(|()| run("mount", &["-o", "loop", names[0], names[1]]));
         if let Err(reason) = made {
             return child::say(&format!("skipped: no {kind} is to be had here: {reason}"));
@@ -115,6 +123,22 @@ fn xfs_is_full_before_the_capacity() {
         320,
         |at| fills_up(at, 320),
     );
+}
+
+#[test]
+fn files_are_evicted_where_times_are_of_whole_seconds() {
+    const LEN: usize = 64 << 10;
+    let test = "posix_disks::files_are_evicted_where_times_are_of_whole_seconds";
+    on_disk(test, "ext4 -I 128", 64, |at| {
+        let depot = open_with("Posix", at, json!({"capacity": "8MiB", "fan_out": 16}));
+        let ns = namespace(&depot);
+        for number in 0..400 {
+            assert_eq!(put(&ns, &[number], LEN), [true], "{number}");
+        }
+        assert!(depot.stats().tiers[0].evicted_blocks > 200);
+        assert!(has(&ns, &Vec::from_iter(390..400), LEN));
+        depot.close();
+    });
 }
 
 #[test]

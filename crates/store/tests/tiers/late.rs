@@ -36,6 +36,10 @@ pub struct Mood {
     pub step: AtomicUsize,
     /// Most keys of a question that pinned or reserved.
     pub largest: AtomicUsize,
+    /// Pins wait for a resource of this process until their limit, and find nothing.
+    pub refuses: AtomicBool,
+    /// Pins that were refused so.
+    pub refused: AtomicUsize,
 }
 
 impl Mood {
@@ -237,6 +241,12 @@ impl Tier for Late {
         reply: Reply<Vec<Option<Place>>>,
     ) {
         self.mood.largest.fetch_max(keys.len(), Ordering::Relaxed);
+        if self.mood.refuses.load(Ordering::Relaxed) {
+            self.mood.refused.fetch_add(1, Ordering::Relaxed);
+            let count = keys.len();
+            reply.waits(move || vec![None; count]);
+            return std::mem::forget(reply);
+        }
         let tier = Arc::clone(&self.inner);
         let unpin = move |places: Vec<Option<Place>>| {
             tier.unpin(&places.into_iter().flatten().collect::<Vec<_>>());
