@@ -62,6 +62,10 @@ class DelayedTask:
     def done(self) -> bool:
         return self._namespace.steps >= self._due
 
+    @property
+    def errors(self) -> list[str | None]:
+        return [None if came else "dropped" for came in self._outcome]
+
     def wait(self, timeout: float | None = None) -> list[bool]:
         if not self.done:
             threading.Event().wait(timeout or 0.0)
@@ -79,6 +83,8 @@ class FrontNamespace:
         self.delay = delay
         self.far = far
         self.near: set[bytes] = set()
+        # Prefetches from now on that find no room on the way.
+        self.drops = 0
         self.keys = 0
         self.calls = 0
         self.steps = 0
@@ -108,8 +114,11 @@ class FrontNamespace:
 
     def prefetch(self, keys: Sequence[bytes]) -> Any:
         self._count(keys)
-        self.near.update(keys)
-        return DelayedTask(self, [True] * len(keys), max(1, self.delay))
+        came = self.drops == 0
+        self.drops -= not came
+        if came:
+            self.near.update(keys)
+        return DelayedTask(self, [came] * len(keys), max(1, self.delay))
 
     def reserve(self, keys: Sequence[bytes], *args: Any, **kwargs: Any) -> Any:
         self._count(keys)

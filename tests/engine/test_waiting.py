@@ -14,6 +14,7 @@ pytest.importorskip("vllm")
 from engine_double import BLOCK
 from engine_lookups import EXTENT, MODELS, Lookups, hashes
 from kvdepot.vllm import manager as vllm_manager
+from kvdepot.vllm import questions as vllm_questions
 from kvdepot.vllm.jobs import WorkerReport
 from test_linear import steps
 
@@ -312,6 +313,20 @@ def test_what_other_engines_store_is_found_after_a_while(
     engine.put(prompt)
     assert asks(engine, early) == (10 * BLOCK, 0)
     assert engine.wait(late) == 40 * BLOCK
+
+
+def test_blocks_that_had_no_room_on_their_way_are_fetched_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_questions, "AGAIN_SECONDS", 0.0)
+    for wait, expected in (("10m", 10 * BLOCK), ("0s", 0)):
+        engine = start(delay=1, far=True, lookup_wait=wait)
+        prompt = hashes("prompt", 10)
+        engine.put(prompt)
+        (front,) = engine.fronts
+        front.drops = 3
+        assert engine.wait(engine.request(prompt)) == expected
+        assert (front.drops == 0) == (expected > 0)
 
 
 def test_a_prompt_that_is_stored_now_goes_on_when_it_is(start: Start) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Set
 
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, get_offload_group_idx
@@ -14,6 +15,8 @@ from kvdepot.vllm.rows import Row
 
 # How long an answer that usually comes at once is waited for.
 PROMPT_SECONDS = 0.005
+# Until a block is asked for again that had no room on its way to the near tier.
+AGAIN_SECONDS = 0.05
 
 
 class Patience:
@@ -55,27 +58,66 @@ class Patience:
         self._since.pop(request, None)
 
 
+class Fetch:
+    """Blocks that a request has had brought near in one call."""
+
+    def __init__(self, task: kvdepot.Task | None, idents: list[Ident]) -> None:
+        """`task` is None where the call has failed."""
+        self._task = task
+        self._idents = idents
+        self._begun = time.monotonic()
+        self._dropped: frozenset[Ident] | None = None
+
+    def has_dropped(self, ident: Ident) -> bool:
+        """Whether the block had no room on its way to the near tier."""
+        if self._task is None or not self._task.done:
+            return False
+        if self._dropped is None:
+            pairs = zip(self._idents, self._task.errors, strict=True)
+            self._dropped = frozenset(ident for ident, error in pairs if error == "dropped")
+        return ident in self._dropped
+
+    def is_due(self, ident: Ident) -> bool:
+        """Whether the block is on its way, or it is too early to ask for it again."""
+        if self._task is None:
+            return False
+        if not self._task.done:
+            return True
+        is_early = time.monotonic() < self._begun + AGAIN_SECONDS
+        return is_early and self.has_dropped(ident)
+
+
 class Arrivals:
     """Blocks that come into the near tier before they can be loaded: those of tiers that the
-    workers' lanes do not reach. Each is waited for once by a request."""
+    workers' lanes do not reach. Each is waited for once by a request, and asked for again where
+    it had no room on its way."""
 
     def __init__(self) -> None:
-        self._coming: dict[str, dict[Ident, kvdepot.Task | None]] = {}
+        self._coming: dict[str, dict[Ident, Fetch]] = {}
 
     def are_due(self, request: str, ident: Ident, may_wait: Callable[[], bool]) -> bool:
         """Whether the request has fetched this block, and waits for it still."""
-        task = self._coming.get(request, {}).get(ident)
-        return task is not None and not task.done and may_wait()
+        fetch = self._coming.get(request, {}).get(ident)
+        return fetch is not None and fetch.is_due(ident) and may_wait()
 
     def fetch(
-        self, request: str, idents: list[Ident], fetch: Callable[[], kvdepot.Task | None]
+        self,
+        request: str,
+        idents: list[Ident],
+        fetch: Callable[[], kvdepot.Task | None],
+        may_wait: Callable[[], bool],
     ) -> bool:
-        """Have blocks brought near, unless this request has; whether they come now."""
+        """Have blocks brought near, unless this request has had them brought; whether they come
+        now."""
         coming = self._coming.setdefault(request, {})
-        if idents[0] in coming:
+        before = coming.get(idents[0])
+        if before is not None and not (before.has_dropped(idents[0]) and may_wait()):
             return False
         task = fetch()
-        coming.update((ident, task) for ident in idents if ident not in coming)
+        now = Fetch(task, idents)
+        for ident in idents:
+            if ident not in coming or coming[ident].has_dropped(ident):
+                coming[ident] = now
         return task is not None
 
     def forget(self, request: str) -> None:
@@ -115,7 +157,7 @@ class Questions:
         left = self._pin(group, prompt, row, at)
         if row.keys[at] in prompt.held:
             return LookupResult.HIT
-        if self.late and self._fetch(group, prompt, row, left):
+        if self.late and self._fetch(group, prompt, row, left, may_wait):
             return LookupResult.RETRY
         for index in left:
             if row.keys[index] not in prompt.held:
@@ -189,7 +231,14 @@ class Questions:
         prompt.held.update((key, pin) for key, pin in pairs if pin is not None)
         return run
 
-    def _fetch(self, group: Group, prompt: Prompt, row: Row, blocks: range) -> bool:
+    def _fetch(
+        self,
+        group: Group,
+        prompt: Prompt,
+        row: Row,
+        blocks: range,
+        may_wait: Callable[[], bool],
+    ) -> bool:
         """Have blocks that are stored where no worker reaches them brought near, once a request."""
         names = row.names[blocks.start : blocks.stop]
         number = get_offload_group_idx(row.keys[0])
@@ -201,7 +250,7 @@ class Questions:
             return task
 
         idents = [(number, name) for name in names]
-        return self._arrivals.fetch(prompt.rows.context.req_id, idents, fetch)
+        return self._arrivals.fetch(prompt.rows.context.req_id, idents, fetch, may_wait)
 
 
 def _answer(task: kvdepot.Task, seconds: float) -> list[bool] | None:
