@@ -197,9 +197,7 @@ impl Step {
             Which::Prefix => found.iter().take_while(|found| **found).count(),
             Which::Each => found.len(),
         };
-        if hits < found.len() {
-            *call.ended.lock() = Some(Outcome::Miss);
-        }
+        let mut rest = (hits < found.len()).then_some(Outcome::Miss);
         let turn = Arc::new(turn);
         pinned.sort_unstable_by_key(|(_, index, _)| *index);
         let limit = core.near().block_max() / 2;
@@ -235,8 +233,17 @@ impl Step {
         let missed = (0..found.len()).filter(|index| *index >= hits || !found[*index]);
         ended.extend(missed.map(|index| (keys.start + index, Outcome::Miss)));
         for block in core.enqueue_promotions(ahead.into_iter(), limit) {
+            call.brought.fetch_sub(block.place.len, Ordering::Relaxed);
             passed.push((block.tier, block.place));
             ended.extend(block.waiter.map(|waiter| (waiter.index, Outcome::Dropped)));
+        }
+        let is_gap = |(_, outcome): &(usize, Outcome)| *outcome == Outcome::Dropped;
+        if call.which == Which::Prefix && ended.iter().any(is_gap) {
+            // No hit counts behind a gap.
+            rest = rest.or(Some(Outcome::Dropped));
+        }
+        if rest.is_some() {
+            *call.ended.lock() = rest;
         }
         for (number, tier) in core.tiers.iter().enumerate() {
             let here = passed.iter().filter(|(tier, _)| *tier == number);

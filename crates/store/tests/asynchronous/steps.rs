@@ -171,12 +171,41 @@ fn a_step_that_comes_to_nothing_within_its_limit_is_the_last_of_its_call() {
     assert!(!put(&ns, &all, LEN).contains(&false));
     mood.refuses.store(true, Ordering::Relaxed);
     assert!(pin_all(&ns, 0..100).is_empty());
-    assert_eq!(mood.refused.swap(0, Ordering::Relaxed), 1);
+    let refused = || mood.refused.lock().unwrap().drain(..).count();
+    assert_eq!(refused(), 1);
     assert_eq!(ns.acknowledged(&keys(0..100)).unwrap(), vec![None; 100]);
-    assert_eq!(mood.refused.load(Ordering::Relaxed), 1);
+    assert_eq!(refused(), 1);
     mood.refuses.store(false, Ordering::Relaxed);
     let pinned = pin_all(&ns, 0..32);
     assert_eq!(pinned.len(), 32);
     ns.unpin(&pinned, false);
+    depot.close();
+}
+
+#[test]
+fn prefetches_side_by_side_leave_no_gap_in_what_they_bring() {
+    let (mood, dir) = (few(), tempfile::tempdir().unwrap());
+    let settings = || json!({"cache": {"capacity": "64MiB"}});
+    let depot = open(&mood, "Cache|Slow", dir.path(), settings());
+    let ns = namespace(&depot);
+    assert!(!put(&ns, &Vec::from_iter(0..400), 1000).contains(&false));
+    assert!(depot.drain(PATIENCE));
+    depot.close();
+    // The memory begins empty.
+    let depot = open(&mood, "Cache|Slow", dir.path(), settings());
+    let ns = namespace(&depot);
+    let tasks = (0..4).map(|call| ns.prefetch(&keys(100 * call..100 * call + 100)).unwrap());
+    for task in Vec::from_iter(tasks) {
+        task.wait(Some(PATIENCE)).unwrap();
+        let outcomes = task.outcomes();
+        let brought = outcomes
+            .iter()
+            .take_while(|one| **one == Outcome::Done)
+            .count();
+        assert!(
+            !outcomes[brought..].contains(&Outcome::Done),
+            "{outcomes:?}"
+        );
+    }
     depot.close();
 }

@@ -38,8 +38,8 @@ pub struct Mood {
     pub largest: AtomicUsize,
     /// Pins wait for a resource of this process until their limit, and find nothing.
     pub refuses: AtomicBool,
-    /// Pins that were refused so.
-    pub refused: AtomicUsize,
+    /// The questions of pins that were refused so.
+    pub refused: Mutex<Vec<Reply<Vec<Option<Place>>>>>,
 }
 
 impl Mood {
@@ -242,10 +242,9 @@ impl Tier for Late {
     ) {
         self.mood.largest.fetch_max(keys.len(), Ordering::Relaxed);
         if self.mood.refuses.load(Ordering::Relaxed) {
-            self.mood.refused.fetch_add(1, Ordering::Relaxed);
             let count = keys.len();
             reply.waits(move || vec![None; count]);
-            return std::mem::forget(reply);
+            return self.mood.refused.lock().unwrap().push(reply);
         }
         let tier = Arc::clone(&self.inner);
         let unpin = move |places: Vec<Option<Place>>| {
