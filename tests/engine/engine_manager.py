@@ -117,11 +117,12 @@ class World:
         return len(output.keys_to_store)
 
     def fill_up(self) -> None:
-        # One request could not displace so much.
-        for n in range(MANY):
-            filler = key(f"filler {time.monotonic_ns()} {n}")
-            self.store(filler, request=f"filler {n}")
-            self.manager.on_request_finished(context(f"filler {n}", filler))
+        # One request could not displace so much, and requests far larger than these displace less.
+        for n in range(MANY // 4):
+            name = f"filler {time.monotonic_ns()} {n}"
+            fillers = [key(f"{name} {block}") for block in range(4)]
+            self.store(*fillers, request=f"filler {n}")
+            self.manager.on_request_finished(context(f"filler {n}", *fillers))
 
     def lookup(self, each: OffloadKey, request: str = "lookup") -> LookupResult:
         return soon(self.manager, each, context(request, each))

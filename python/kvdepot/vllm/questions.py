@@ -239,7 +239,7 @@ class Questions:
         blocks: range,
         may_wait: Callable[[], bool],
     ) -> bool:
-        """Have blocks that are stored where no worker reaches them brought near, once a request."""
+        """Have blocks brought near that no worker reaches: once a request, and again if dropped."""
         names = row.names[blocks.start : blocks.stop]
         number = get_offload_group_idx(row.keys[0])
 
