@@ -38,8 +38,8 @@ impl LastTier {
         bytes.div_ceil(wanted.room().max(1)).min(records)
     }
 
-    /// Whether the new blocks of a prompt before this one take less than one of so many parts of
-    /// the tier.
+    /// Returns true if the new blocks of a prompt before this one take less than one of `part`
+    /// parts of the tier.
     pub(crate) fn is_within(&self, part: u64, wanted: &Wanted) -> bool {
         Use::of(wanted.stamp).depth < self.blocks_in(part, wanted)
     }

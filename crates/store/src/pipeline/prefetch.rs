@@ -1,6 +1,6 @@
-//! Prefetches: a prompt's blocks come near before anybody asks for their bytes. Where tiers may
-//! answer late they come step by step: the next blocks are pinned when those of the step before
-//! have come.
+//! Prefetches: the blocks of a prompt are promoted to the first tier before their bytes are read.
+//! Blocks of asynchronous tiers are promoted step by step: a step is pinned when the blocks of the
+//! step before are promoted.
 
 use std::ops::Range;
 use std::sync::Arc;

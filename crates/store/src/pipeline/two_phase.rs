@@ -267,7 +267,7 @@ impl Core {
         })
     }
 
-    /// Why a block is not reserved in a tier that was not asked, or was silent.
+    /// The refusal of a block by a tier that was not asked (`cause`) or gave no answer (`None`).
     fn refused(&self, tier: usize, requested: u64, cause: Option<Cause>) -> Refused {
         cause.map_or(Refused::Declined, |cause| {
             Refused::Full(Full {

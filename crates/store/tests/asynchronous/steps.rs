@@ -194,6 +194,8 @@ fn prefetches_side_by_side_leave_no_gap_in_what_they_bring() {
     // The memory begins empty.
     let depot = open(&mood, "Cache|Slow", dir.path(), settings());
     let ns = namespace(&depot);
+    // Their steps overlap.
+    mood.delay.store(1000, Ordering::Relaxed);
     let tasks = (0..4).map(|call| ns.prefetch(&keys(100 * call..100 * call + 100)).unwrap());
     for task in Vec::from_iter(tasks) {
         task.wait(Some(PATIENCE)).unwrap();

@@ -104,17 +104,30 @@ fn four_processes_at_full_speed_keep_a_directory_within_its_capacity_and_use_it(
     depot.close();
 }
 
-#[test]
-fn calls_wait_for_open_files_and_no_block_is_missed() {
-    const TEST: &str = "posix_bounds::calls_wait_for_open_files_and_no_block_is_missed";
-    const LEN: usize = 1000;
+/// Runs `body` in a child process that may open 1,024 files.
+fn with_1024_descriptors(test: &str, body: impl FnOnce(&Path)) {
     if child::role().is_some() {
         let mut limit = getrlimit(Resource::Nofile);
         limit.current = Some(1024);
         setrlimit(Resource::Nofile, limit).unwrap();
-        let at = child::value("at");
+        body(Path::new(&child::value("at")));
+        child::say("done");
+        child::sleep_until_killed();
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let at = [("at", dir.path().to_str().unwrap())];
+    let mut one = Child::start(test, "1", &at);
+    one.expect("done");
+    one.kill();
+}
+
+#[test]
+fn calls_wait_for_open_files_and_no_block_is_missed() {
+    const TEST: &str = "posix_bounds::calls_wait_for_open_files_and_no_block_is_missed";
+    const LEN: usize = 1000;
+    with_1024_descriptors(TEST, |at| {
         let limits = json!({"timeout": "60s", "lookup_timeout": "60s"});
-        let depot = open_with("Posix", Path::new(&at), limits);
+        let depot = open_with("Posix", at, limits);
         let ns = namespace(&depot);
         // Half of the descriptors are for open files; a call of more blocks has them by steps.
         let all: Vec<u64> = (0..3000).collect();
@@ -131,14 +144,7 @@ fn calls_wait_for_open_files_and_no_block_is_missed() {
         });
         assert_eq!(depot.stats().tiers[0].unanswered, 0);
         depot.close();
-        child::say("done");
-        child::sleep_until_killed();
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let at = [("at", dir.path().to_str().unwrap())];
-    let mut one = Child::start(TEST, "1", &at);
-    one.expect("done");
-    one.kill();
+    });
 }
 
 #[test]
@@ -150,13 +156,9 @@ fn reservations_and_pins_that_last_have_half_of_the_files_and_leave_others_the_r
     const LEN: usize = 1000;
     /// Half of the 512 files that may be open.
     const LASTING: usize = 256;
-    if child::role().is_some() {
-        let mut limit = getrlimit(Resource::Nofile);
-        limit.current = Some(1024);
-        setrlimit(Resource::Nofile, limit).unwrap();
-        let at = child::value("at");
+    with_1024_descriptors(TEST, |at| {
         for pipeline in ["Posix", "Cache|Posix"] {
-            let path = Path::new(&at).join(pipeline.replace('|', "-"));
+            let path = at.join(pipeline.replace('|', "-"));
             let limits = json!({"timeout": "60s", "lookup_timeout": "60s"});
             let open = || open_with(pipeline, &path, limits.clone());
             let depot = open();
@@ -204,14 +206,7 @@ fn reservations_and_pins_that_last_have_half_of_the_files_and_leave_others_the_r
             assert_eq!(depot.stats().tiers[far].unanswered, 0);
             depot.close();
         }
-        child::say("done");
-        child::sleep_until_killed();
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let at = [("at", dir.path().to_str().unwrap())];
-    let mut one = Child::start(TEST, "1", &at);
-    one.expect("done");
-    one.kill();
+    });
 }
 
 #[test]
@@ -223,13 +218,9 @@ fn calls_of_many_blocks_have_their_files_open_in_steps_beside_pins_that_last() {
     const LEN: usize = 1000;
     const BLOCKS: u64 = 3000;
     const PINS: usize = 200;
-    if child::role().is_some() {
-        let mut limit = getrlimit(Resource::Nofile);
-        limit.current = Some(1024);
-        setrlimit(Resource::Nofile, limit).unwrap();
-        let at = child::value("at");
+    with_1024_descriptors(TEST, |at| {
         for pipeline in ["Posix", "Cache|Posix"] {
-            let path = Path::new(&at).join(pipeline.replace('|', "-"));
+            let path = at.join(pipeline.replace('|', "-"));
             let open = || {
                 let limits = json!({"timeout": "30s", "lookup_timeout": "30s"});
                 open_with(pipeline, &path, limits)
@@ -254,12 +245,5 @@ fn calls_of_many_blocks_have_their_files_open_in_steps_beside_pins_that_last() {
             assert_eq!(depot.stats().tiers.last().unwrap().unanswered, 0);
             depot.close();
         }
-        child::say("done");
-        child::sleep_until_killed();
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let at = [("at", dir.path().to_str().unwrap())];
-    let mut one = Child::start(TEST, "1", &at);
-    one.expect("done");
-    one.kill();
+    });
 }

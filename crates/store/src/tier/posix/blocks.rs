@@ -226,9 +226,9 @@ impl Common {
         (self.usage.capacity() / part).div_ceil(room)
     }
 
-    /// Whether files may be evicted for a block: for the new blocks of a prompt until they take as
-    /// much as prompts usually do, and for an eighth of the capacity each time that the rest is
-    /// offered again. Explicit saves have no limit.
+    /// Returns true if files may be evicted for a block. The new blocks of a prompt evict files
+    /// until they take as much as prompts usually do. When the rest is offered again, it evicts an
+    /// eighth of the capacity. Explicit saves have no limit.
     fn may_evict_for(&self, wanted: &Wanted) -> bool {
         let use_ = Use::of(wanted.stamp);
         let part = match use_.is_first {

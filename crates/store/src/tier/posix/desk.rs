@@ -53,7 +53,7 @@ struct State {
 #[derive(Default)]
 struct Call {
     jobs: VecDeque<Job>,
-    /// Nobody waits for them: they came one by one, and take turns with others as one call.
+    /// Jobs without a waiting caller. They arrived one by one, and have the turns of one call.
     unawaited: bool,
 }
 
@@ -121,8 +121,7 @@ impl Desk {
         self.call(VecDeque::from([Box::new(job) as Job]), false);
     }
 
-    /// The same for a job that nobody waits for. However many there are, together they have as many
-    /// turns as a call.
+    /// Runs a job without a waiting caller. All such jobs together have the turns of one call.
     pub(super) fn run_unawaited(&self, job: impl FnOnce() + Send + 'static) {
         self.call(VecDeque::from([Box::new(job) as Job]), true);
     }
