@@ -241,6 +241,9 @@ async fn answer(shared: Arc<Shared>, service: S3Service, request: Request<Incomi
     }
     match &trouble {
         Some(Trouble::Answer(status, code)) => {
+            // An answer before the end of the request's body lets the client send its next request
+            // on this connection, and hyper 1.12 reads that one at times and never answers it.
+            let _all_or_lost = request.into_body().collect().await;
             let text = format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code></Error>");
             let answer = Response::builder().status(*status);
             return Ok(answer.body(Body::from(text)).unwrap());
