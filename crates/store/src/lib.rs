@@ -28,6 +28,7 @@ pub mod option;
 mod pipeline;
 pub mod placement;
 pub mod populate;
+mod shares;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub mod sim;

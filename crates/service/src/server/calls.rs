@@ -191,7 +191,8 @@ impl Calls<'_> {
         // Others have no key to a door.
         let through_doors = self.session.is_trusted;
         let core = &self.session.core;
-        let pins = core.pin_places(call.namespace, keys, call.prefix, through_doors)?;
+        let caller = (self.session.holding.holder.seat, through_doors);
+        let pins = core.pin_places(call.namespace, keys, call.prefix, caller)?;
         let marks = pins.iter().map(|pin| mark(pin.as_ref().map(|pin| pin.0)));
         let places = pins.iter().flatten();
         let files = places

@@ -23,6 +23,7 @@ pub const ABORT: u16 = 10;
 pub const CLEAR: u16 = 12;
 pub const BLOCKS: u16 = 18;
 pub const PUT: u16 = 32;
+pub const GET: u16 = 33;
 pub const GOODBYE: u16 = 35;
 pub const PREFETCH: u16 = 41;
 pub const QUIET: u16 = 42;
@@ -106,6 +107,20 @@ pub fn put(number: u64, id: NamespaceId, keys: &[Key], len: u64) -> Vec<u8> {
     let lens = len.to_le_bytes().repeat(keys.len());
     let body = [with_keys(id, &[0], keys), rows(&lens)].concat();
     frame(PUT, number, &body)
+}
+
+pub fn get(number: u64, id: NamespaceId, keys: &[Key], len: u64) -> Vec<u8> {
+    get_of(number, 0, id, keys, len)
+}
+
+pub fn get_prefix(number: u64, id: NamespaceId, keys: &[Key], len: u64) -> Vec<u8> {
+    get_of(number, 1, id, keys, len)
+}
+
+fn get_of(number: u64, prefix: u8, id: NamespaceId, keys: &[Key], len: u64) -> Vec<u8> {
+    let lens = len.to_le_bytes().repeat(keys.len());
+    let body = [with_keys(id, &[prefix], keys), rows(&lens)].concat();
+    frame(GET, number, &body)
 }
 
 /// The next frame: verb, status, number and body; `None` when the connection has ended.

@@ -10,6 +10,7 @@ mod tiers;
 mod share_bounds;
 mod share_breaks;
 mod share_calls;
+mod share_files;
 mod share_hung;
 mod share_limits;
 mod share_unheard;

@@ -1,15 +1,16 @@
-//! How many bytes may wait in the near tier for the far one, and whose they are.
+//! How much may wait in the nearer tier of an edge for the farther one, and whose it is.
 //!
 //! A put of this process moves on by itself: its lanes copy, the background thread writes on. One
-//! of a client may stop on its way, for as long as that process is stopped. So a client gets no
-//! more than is left for everybody else together, and whatever clients stop, some of the queue
-//! remains: half of it behind one of them, a third behind two. The first block of a client is let
-//! in as anybody's, so that the tier which a block goes to does not depend on who puts it.
+//! of a client may stop on its way, for as long as that process is stopped: see [`Shares`].
+//!
+//! Each block that waits is pinned in the nearer tier. In a tier of files this is an open file,
+//! which calls need too, so the number of blocks is limited as well as their bytes.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+
+use crate::shares::Shares;
 
 /// The budget of a depot's write-back queue. Its lock is taken last, and nothing is done under it.
 pub(crate) struct Budget {
@@ -17,15 +18,13 @@ pub(crate) struct Budget {
     held: Mutex<Held>,
 }
 
-#[derive(Default)]
 struct Held {
-    all: u64,
-    /// By seat; the owner's own process has seat 0, and no entry.
-    clients: HashMap<u64, u64>,
+    bytes: Shares,
+    blocks: Shares,
 }
 
-/// Bytes of the budget: from the admission of a block until the far tier has it, or will not.
-/// Given back when it is dropped.
+/// A block's part of the budget: from its admission until the far tier has it, or will not. Given
+/// back when it is dropped.
 #[must_use = "dropped, it is given back"]
 pub(super) struct Share {
     budget: Arc<Budget>,
@@ -34,11 +33,15 @@ pub(super) struct Share {
 }
 
 impl Budget {
-    /// With room for `depth` bytes.
-    pub(crate) fn new(depth: u64) -> Arc<Budget> {
+    /// Creates a budget of `depth` bytes and at most `blocks` blocks.
+    pub(crate) fn new(depth: u64, blocks: u64) -> Arc<Budget> {
+        let held = Held {
+            bytes: Shares::new(depth),
+            blocks: Shares::new(blocks),
+        };
         Arc::new(Budget {
             depth,
-            held: Mutex::default(),
+            held: Mutex::new(held),
         })
     }
 
@@ -50,12 +53,8 @@ impl Budget {
     /// Room for a block, where the queue is not full, nor the caller's part of it.
     pub(super) fn admit(self: &Arc<Budget>, seat: u64, bytes: u64) -> Option<Share> {
         let mut held = self.held.lock();
-        let left = self.depth.saturating_sub(held.all);
-        let own = held.clients.get(&seat).copied().unwrap_or(0);
-        if bytes > left || (own > 0 && own + bytes > left - bytes) {
-            return None;
-        }
-        Some(self.enter(&mut held, seat, bytes))
+        let fits = held.bytes.fits(seat, bytes) && held.blocks.fits(seat, 1);
+        fits.then(|| self.enter(&mut held, seat, bytes))
     }
 
     /// Room for a block that is near already, and has to go on.
@@ -64,10 +63,8 @@ impl Budget {
     }
 
     fn enter(self: &Arc<Budget>, held: &mut Held, seat: u64, bytes: u64) -> Share {
-        held.all += bytes;
-        if seat > 0 {
-            *held.clients.entry(seat).or_default() += bytes;
-        }
+        held.bytes.take(seat, bytes);
+        held.blocks.take(seat, 1);
         Share {
             budget: Arc::clone(self),
             seat,
@@ -77,25 +74,15 @@ impl Budget {
 
     /// Bytes on their way to the far tier.
     pub(crate) fn bytes(&self) -> u64 {
-        self.held.lock().all
+        self.held.lock().bytes.held()
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
         let mut held = self.budget.held.lock();
-        held.all -= self.bytes;
-        if self.seat == 0 {
-            return;
-        }
-        let own = held.clients.get_mut(&self.seat);
-        let left = own.map_or(0, |own| {
-            *own -= self.bytes;
-            *own
-        });
-        if left == 0 {
-            held.clients.remove(&self.seat);
-        }
+        held.bytes.give_back(self.seat, self.bytes);
+        held.blocks.give_back(self.seat, 1);
     }
 }
 
@@ -103,30 +90,20 @@ impl Drop for Share {
 mod tests {
     use super::*;
 
-    /// Blocks of 10 bytes that a caller is given, until it is given no more.
-    fn fill(budget: &Arc<Budget>, seat: u64) -> Vec<Share> {
-        std::iter::from_fn(|| budget.admit(seat, 10)).collect()
-    }
-
     #[test]
-    fn clients_never_hold_all_of_it_and_the_owner_may() {
-        let budget = Budget::new(1200);
-        let stopped: Vec<_> = (1..4).map(|seat| fill(&budget, seat)).collect();
-        let each: Vec<usize> = stopped.iter().map(Vec::len).collect();
-        assert_eq!(each, [60, 30, 15]);
-        assert!(budget.admit(1, 10).is_none() && budget.admit(9, 10).is_some());
-        assert_eq!(fill(&budget, 0).len(), 15);
-        drop(stopped);
-        assert_eq!((budget.bytes(), fill(&budget, 2).len()), (0, 60));
-        assert!(budget.held.lock().clients.is_empty());
-    }
-
-    #[test]
-    fn the_largest_block_finds_room_in_an_empty_queue() {
-        let budget = Budget::new(1001);
-        for seat in [0, 1] {
-            assert!(budget.admit(seat, budget.depth()).is_some());
-            assert!(budget.admit(seat, budget.depth() + 1).is_none());
+    fn a_budget_ends_with_its_bytes_or_with_its_blocks() {
+        for (depth, blocks, admitted) in [(100, 1000, 10), (1000, 7, 7)] {
+            let budget = Budget::new(depth, blocks);
+            let shares: Vec<Share> = std::iter::from_fn(|| budget.admit(0, 10)).collect();
+            assert_eq!(
+                (shares.len(), budget.bytes()),
+                (admitted, 10 * admitted as u64)
+            );
+            let more = budget.take(0, 10);
+            drop(shares);
+            assert_eq!(budget.bytes(), 10);
+            drop(more);
+            assert!(budget.admit(1, depth).is_some());
         }
     }
 }

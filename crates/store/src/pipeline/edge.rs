@@ -13,7 +13,7 @@ use super::spending::{Spending, Spent};
 use crate::chances::UNKNOWN;
 use crate::config::{Config, Touch};
 use crate::ghosts::Ghosts;
-use crate::tier::Stage;
+use crate::tier::{Apart, Stage};
 
 /// Batches that are under way at once to a tier that may answer late. To arenas one: the lanes are
 /// busy with it.
@@ -85,8 +85,11 @@ impl Edge {
                 or(stats.capacity_bytes, 1 << 40),
             );
             let touched = || Ghosts::new(blocks, bytes);
+            let depth = depth.unwrap_or_else(|| near.block_max() / 2);
+            // Each is pinned in the nearer tier: calls find pins beside them.
+            let pinned = near.apart().map_or(usize::MAX, Apart::background_max);
             Edge {
-                budget: Budget::new(depth.unwrap_or_else(|| near.block_max() / 2)),
+                budget: Budget::new(depth, pinned as u64),
                 batches: far.apart().map_or(1, |_| BATCHES_LATE),
                 touched: (into.admission == Touch::Second).then(touched),
                 lens: into.block_min..=into.block_max,

@@ -2,6 +2,7 @@
 //! not verify is unpublished there, and the next tier is asked.
 
 mod beyond;
+mod copies;
 mod finish;
 mod plan;
 
@@ -11,18 +12,16 @@ use std::sync::Arc;
 
 use kvdepot_arena::gate::Pass;
 use kvdepot_arena::held::Mutex;
-use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
-use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Stamps, clock, parts};
-use kvdepot_media::Done;
+use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Stamps};
 
 use super::Core;
-use super::caller::{Caller, Errand, Lanes};
+use super::caller::Caller;
 use super::loads::{Joining, Load};
 use super::turns::{STEP_MAX, Turn, in_turns, steps};
 use crate::buffers::BlockBuffers;
 use crate::metrics::Op;
 use crate::task::{Outcome, Task};
-use crate::tier::{Answer, Apart, Stage};
+use crate::tier::{Answer, Permits, Stage};
 pub use plan::plan;
 
 /// How blocks are brought back.
@@ -130,7 +129,7 @@ impl Get {
         }
         let get = Arc::clone(self);
         in_turns(missed, most, move |step, turn| {
-            get.start(step, apart, Joining::Each, Some(turn));
+            get.start(step, apart, Joining::Each, Some(Arc::new(turn)));
         });
     }
 
@@ -138,7 +137,7 @@ impl Get {
     fn serve_at(self: &Arc<Get>, tier: usize, indices: Vec<usize>, joining: Joining) -> Vec<usize> {
         let indices = self.join_at(tier, indices, joining);
         let (pinned, rest) = self.pin(tier, &indices);
-        self.serve(tier, pinned);
+        self.serve(tier, pinned, None);
         rest
     }
 
@@ -156,18 +155,19 @@ impl Get {
             indices = self.begin_loads(indices, joining, restart);
             let (near, rest) = self.arrived_since(self.arrived, indices);
             indices = rest;
-            self.serve(0, near);
+            self.serve(0, near, None);
         }
         indices
     }
 
-    /// Serves these keys from the tiers from `first` on. Their `turn` ends with the tiers' answers.
+    /// Serves these keys from the tiers from `first` on. Their `turn` ends when the tiers have
+    /// answered, and what asynchronous ones have of them has been copied.
     fn start(
         self: &Arc<Get>,
         mut indices: Vec<usize>,
         first: usize,
         joining: Joining,
-        turn: Option<Turn>,
+        turn: Option<Arc<Turn>>,
     ) {
         for (tier, stage) in self.core.tiers.iter().enumerate().skip(first) {
             let Stage::Apart(apart) = stage else {
@@ -178,15 +178,15 @@ impl Get {
             if indices.is_empty() {
                 return;
             }
-            if !self.caller.reaches(apart) || turn.as_ref().is_some_and(Turn::is_over) {
+            if !self.caller.reaches(apart) || turn.as_deref().is_some_and(Turn::is_over) {
                 continue;
             }
             let (get, limit) = (Arc::clone(self), apart.lookup_limit());
-            return self.ask(apart, indices, move |pinned, rest| {
-                if let Some(turn) = turn.as_ref().filter(|_| pinned.is_empty()) {
+            return self.ask(tier, indices, move |pinned, rest| {
+                if let Some(turn) = turn.as_deref().filter(|_| pinned.is_empty()) {
                     turn.came_to_nothing(limit);
                 }
-                get.serve(tier, pinned);
+                get.serve(tier, pinned, turn.clone());
                 get.start(rest, tier + 1, joining, turn);
             });
         }
@@ -254,15 +254,36 @@ impl Get {
     /// Asks a tier that may answer late to pin these, and goes on with what it has and what not.
     fn ask(
         self: &Arc<Get>,
-        apart: &Apart,
+        tier: usize,
         indices: Vec<usize>,
         then: impl FnOnce(Vec<(usize, Place)>, Vec<usize>) + Send + 'static,
     ) {
+        let Some(apart) = self.core.tiers[tier].apart() else {
+            return then(Vec::new(), indices);
+        };
+        let get = Arc::clone(self);
+        let slots = apart.take_for_moves(self.caller.seat(), indices.len());
+        slots.then(move |slots| match slots.flatten() {
+            Some(slots) => get.ask_with(slots, tier, indices, then),
+            None => then(Vec::new(), indices),
+        });
+    }
+
+    fn ask_with(
+        self: &Arc<Get>,
+        slots: Permits,
+        tier: usize,
+        indices: Vec<usize>,
+        then: impl FnOnce(Vec<(usize, Place)>, Vec<usize>) + Send + 'static,
+    ) {
+        let Some(apart) = self.core.tiers[tier].apart() else {
+            return then(Vec::new(), indices);
+        };
         let keys: Vec<Key> = indices.iter().map(|index| self.keys[*index]).collect();
         let used = self.stamps_of(&indices);
         let get = Arc::clone(self);
         apart.pin(self.namespace, &keys, &used).then(move |places| {
-            let (pinned, rest) = get.sort_out(indices, places);
+            let (pinned, rest) = get.sort_out(tier, indices, places, slots);
             then(pinned, rest);
         });
     }
@@ -271,13 +292,19 @@ impl Get {
         indices.iter().map(|index| self.stamps.of(*index)).collect()
     }
 
-    /// What a tier that may answer late has pinned of these, and what it has not.
+    /// What a tier that may answer late has pinned of these, and what it has not. The pins have
+    /// `slots` until they end.
     fn sort_out(
         &self,
+        tier: usize,
         indices: Vec<usize>,
         places: Option<Vec<Option<Place>>>,
+        slots: Permits,
     ) -> (Vec<(usize, Place)>, Vec<usize>) {
         let places = places.unwrap_or_default();
+        if let Some(apart) = self.core.tiers[tier].apart() {
+            apart.lend(places.iter().flatten(), slots);
+        }
         let mut each = places.into_iter().chain(std::iter::repeat(None));
         let (mut pinned, mut rest) = (Vec::new(), Vec::new());
         for index in indices {
@@ -327,7 +354,7 @@ impl Get {
     /// goes on with what follows.
     fn find_hits(self: &Arc<Get>, step: Range<usize>, joining: Joining) -> Option<bool> {
         let found = Vec::with_capacity(self.core.tiers.len());
-        self.find_further(step.clone(), step.collect(), found, joining)
+        self.find_further(step.clone(), step.collect(), found, None, joining)
     }
 
     /// What comes after a step that was pinned later.
@@ -337,17 +364,21 @@ impl Get {
         }
     }
 
-    /// The same in those tiers that `found` has nothing of yet.
+    /// The same in those tiers that `found` has nothing of yet. The first of them is an
+    /// asynchronous one if the call has `slots` there.
     fn find_further(
         self: &Arc<Get>,
         step: Range<usize>,
         mut rest: Vec<usize>,
         mut found: Vec<Vec<(usize, Place)>>,
+        mut slots: Option<Permits>,
         joining: Joining,
     ) -> Option<bool> {
         let arrived = self.core.loads.arrived();
         while let Some(tier) = self.core.tiers.get(found.len()) {
-            if self.core.loads.begin_at(found.len()) && !rest.is_empty() {
+            // With slots, they have been begun.
+            let begins = slots.is_none() && self.core.loads.begin_at(found.len());
+            if begins && !rest.is_empty() {
                 let (get, again) = (Arc::clone(self), step.clone());
                 let restart = |_| {
                     // It holds nothing while it waits.
@@ -372,22 +403,46 @@ impl Get {
                 && !rest.is_empty()
                 && self.caller.reaches(apart)
             {
+                let asked = || apart.take_for_moves(self.caller.seat(), rest.len());
+                let taken = slots
+                    .take()
+                    .map_or_else(asked, |slots| Answer::Now(Some(Some(slots))));
+                let tier = found.len();
+                let get = Arc::clone(self);
+                let slots = match taken {
+                    Answer::Now(taken) => taken.flatten(),
+                    later @ Answer::Later(_) => {
+                        later.then(move |slots| {
+                            let slots = slots.flatten();
+                            if slots.is_none() {
+                                found.push(Vec::new());
+                            }
+                            let end = step.end;
+                            let found = get.find_further(step, rest, found, slots, joining);
+                            get.go_on(found, end);
+                        });
+                        return None;
+                    }
+                };
+                let Some(slots) = slots else {
+                    found.push(Vec::new());
+                    continue;
+                };
                 let keys: Vec<Key> = rest.iter().map(|index| self.keys[*index]).collect();
                 let later = match apart.pin(self.namespace, &keys, &self.stamps_of(&rest)) {
                     Answer::Now(places) => {
-                        let (pinned, missing) = self.sort_out(rest, places);
+                        let (pinned, missing) = self.sort_out(tier, rest, places, slots);
                         found.push(pinned);
                         rest = missing;
                         continue;
                     }
                     later @ Answer::Later(_) => later,
                 };
-                let get = Arc::clone(self);
                 later.then(move |places| {
-                    let (pinned, rest) = get.sort_out(rest, places);
+                    let (pinned, rest) = get.sort_out(tier, rest, places, slots);
                     found.push(pinned);
                     let end = step.end;
-                    let found = get.find_further(step, rest, found, joining);
+                    let found = get.find_further(step, rest, found, None, joining);
                     get.go_on(found, end);
                 });
                 return None;
@@ -431,7 +486,7 @@ impl Get {
             let (hits, behind): (Vec<_>, Vec<_>) =
                 pinned.into_iter().partition(|(at, _)| *at < gap);
             self.core.tiers[tier].unpin(behind.iter().map(|(_, place)| place));
-            self.serve(tier, hits);
+            self.serve(tier, hits, None);
         }
         if gap == step.end {
             return true;
@@ -445,7 +500,7 @@ impl Get {
     }
 
     /// Copies what was pinned in one tier, and stamps it in those behind.
-    fn serve(self: &Arc<Get>, tier: usize, pinned: Vec<(usize, Place)>) {
+    fn serve(self: &Arc<Get>, tier: usize, pinned: Vec<(usize, Place)>, turn: Option<Arc<Turn>>) {
         if pinned.is_empty() {
             return;
         }
@@ -453,7 +508,7 @@ impl Get {
             self.core.note_touch(tier, &place.identity, place.len);
         }
         let served: Vec<usize> = pinned.iter().map(|(index, _)| *index).collect();
-        self.copy(tier, pinned);
+        self.copy(tier, pinned, turn);
         // While the lanes copy.
         let used = served
             .iter()
@@ -486,107 +541,5 @@ impl Get {
         }
         let missing = indices.iter().zip(&found).filter(|(_, found)| !**found);
         (pinned, missing.map(|(index, _)| *index).collect())
-    }
-
-    fn copy(self: &Arc<Get>, tier: usize, pinned: Vec<(usize, Place)>) {
-        let core = &self.core;
-        let bytes = pinned.iter().map(|(_, place)| place.len).sum();
-        let name = core.tiers[tier].name();
-        self.task.begins_at(name, pinned.len(), bytes);
-        let used = pinned.iter().map(|(index, _)| *index);
-        let used = used.map(|index| (self.keys[index], self.stamps.of(index)));
-        core.note_used(tier, self.namespace, used);
-        let buffers = match &self.caller {
-            Caller::Here(buffers) => buffers,
-            Caller::There { lanes, .. } => return self.copy_there(lanes.as_ref(), tier, pinned),
-        };
-        let ends = core.tiers[tier].ends();
-        let mut batch = core.copier.batch();
-        batch.of_call(Arc::as_ptr(self).addr());
-        if self.staged
-            && let Err(error) = batch.stage()
-        {
-            // Cannot be: the call has made the slab. A direct copy is right as well.
-            tracing::error!(%error, "a get could not be staged");
-        }
-        let mut outcomes = Vec::with_capacity(pinned.len());
-        let mut verdicts = Verdicts::new(Bytes::Verified, pinned.len());
-        let mut source = Vec::new();
-        for (tag, (index, place)) in pinned.iter().enumerate() {
-            let outcome = plan(
-                &mut batch,
-                (ends.as_ref(), &mut source),
-                place,
-                buffers,
-                *index,
-                tag as u32,
-            );
-            // Says nothing about the block, which stays.
-            let outcome = outcome.unwrap_or_else(|error| {
-                tracing::error!(%error, "a get could not be planned");
-                Outcome::Miss
-            });
-            if outcome == Outcome::Done {
-                verdicts.planned(tag, place.parts.into());
-            }
-            outcomes.push(outcome);
-        }
-        let started = clock::now();
-        let get = Arc::clone(self);
-        let done = move |done: &mut Done<'_>| {
-            verdicts.count(done);
-            let planned = outcomes.iter_mut().enumerate();
-            for (tag, outcome) in planned.filter(|(_, outcome)| **outcome == Outcome::Done) {
-                *outcome = outcome_of(verdicts.of(tag));
-            }
-            get.core.metrics.moved(Op::Get, tier, started);
-            get.finish(tier, &pinned, &outcomes);
-        };
-        let _ticket = core.copier.submit(batch, done);
-    }
-
-    /// Has another process's lanes copy.
-    fn copy_there(self: &Arc<Get>, lanes: &dyn Lanes, tier: usize, pinned: Vec<(usize, Place)>) {
-        let ends = self.core.tiers[tier].ends();
-        let mut outcomes = Vec::with_capacity(pinned.len());
-        for (index, place) in &pinned {
-            let payload = ends.parts(place);
-            let payload = payload.map(|parts| parts.map(|parts| parts::bytes(&parts)));
-            outcomes.push(match payload {
-                Err(_) => Outcome::Miss,
-                Ok(None) => Outcome::Corrupt,
-                Ok(Some(len)) if len != self.caller.bytes(*index) => Outcome::Length,
-                Ok(Some(_)) => Outcome::Done,
-            });
-        }
-        let sent: Vec<usize> = (0..pinned.len())
-            .filter(|position| outcomes[*position] == Outcome::Done)
-            .collect();
-        let blocks = sent.iter().map(|position| {
-            let (index, place) = pinned[*position];
-            (index, place, ends.outside(&place))
-        });
-        let blocks: Vec<Errand> = blocks.collect();
-        if blocks.is_empty() {
-            return self.finish(tier, &pinned, &outcomes);
-        }
-        let started = clock::now();
-        let get = Arc::clone(self);
-        let done = move |moved: &[Moved]| {
-            for (position, moved) in sent.iter().zip(moved) {
-                outcomes[*position] = outcome_of(*moved);
-            }
-            get.core.metrics.moved(Op::Get, tier, started);
-            get.finish(tier, &pinned, &outcomes);
-        };
-        lanes.move_blocks(&blocks, Box::new(done));
-    }
-}
-
-fn outcome_of(moved: Moved) -> Outcome {
-    match moved {
-        Moved::Done(_) => Outcome::Done,
-        Moved::Corrupt => Outcome::Corrupt,
-        Moved::Failed | Moved::Abandoned => Outcome::Miss,
     }
 }

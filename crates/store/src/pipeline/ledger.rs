@@ -99,16 +99,17 @@ pub(super) struct Dues {
     pub(super) passed: bool,
     /// Where it passes the tier before by: what it takes of what may be written.
     pub(super) spent: Spent,
-    /// Its slot, where its caller keeps it as long as it likes.
+    /// Its slot, where its caller keeps it as long as it likes, or may be stopped.
     pub(super) _slot: Option<Permits>,
 }
 
 /// What goes with a reservation of somebody of whom nobody knows when it ends.
 #[derive(Default)]
 pub(super) struct Held {
-    pub(super) dues: Dues,
     /// Itself, in a tier that may answer late: others know it by its token.
     pub(super) reserved: Option<Reserved>,
+    /// Dropped after the reservation has ended, because others have its slot then.
+    pub(super) dues: Dues,
 }
 
 /// What waits at an edge.

@@ -206,14 +206,19 @@ impl Core {
         keys: &[Key],
         prefix: bool,
     ) -> Result<Vec<Option<Pin>>, Error> {
-        let mut pins = self.pin_as(id, keys, true, |(tier, here), place, parts| Pin {
-            tier,
-            tier_name: here.name(),
-            parts,
-            outside: self.outside_at(tier, &place),
-            place,
-            holder,
-        })?;
+        let mut pins = self.pin_as(
+            id,
+            keys,
+            (holder.seat, true),
+            |(tier, here), place, parts| Pin {
+                tier,
+                tier_name: here.name(),
+                parts,
+                outside: self.outside_at(tier, &place),
+                place,
+                holder,
+            },
+        )?;
         if prefix {
             self.unpin(&behind_gap(&mut pins), false);
         }
@@ -228,9 +233,10 @@ impl Core {
         id: NamespaceId,
         keys: &[Key],
         prefix: bool,
-        through_doors: bool,
+        (seat, through_doors): (u64, bool),
     ) -> Result<Vec<Option<(usize, Place)>>, Error> {
-        let mut pins = self.pin_as(id, keys, through_doors, |(tier, _), place, _| (tier, place))?;
+        let caller = (seat, through_doors);
+        let mut pins = self.pin_as(id, keys, caller, |(tier, _), place, _| (tier, place))?;
         if prefix {
             for (tier, place) in behind_gap(&mut pins) {
                 self.tiers[tier].unpin([place].iter());

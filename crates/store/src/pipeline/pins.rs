@@ -74,12 +74,12 @@ impl Pin {
 
 impl Core {
     /// Pins blocks where they are nearest, each with its parts as `make` has it; `None` for a miss.
-    /// Those on other hosts are one where the caller does not go `through_doors`.
+    /// Those on other hosts are one where the caller, of that seat, does not go `through_doors`.
     pub(super) fn pin_as<T: Clone>(
         self: &Arc<Core>,
         namespace: NamespaceId,
         keys: &[Key],
-        through_doors: bool,
+        (seat, through_doors): (u64, bool),
         make: impl Fn((usize, &Stage), Place, Parts) -> T,
     ) -> Result<Vec<Option<T>>, Error> {
         let _pass = self.gate.enter()?;
@@ -100,7 +100,13 @@ impl Core {
                     }
                 }
                 Stage::Apart(apart) => {
-                    let pinned = pin_apart(apart, through_doors, namespace, (keys, stamps), &found);
+                    let pinned = pin_apart(
+                        apart,
+                        (seat, through_doors),
+                        namespace,
+                        (keys, stamps),
+                        &found,
+                    );
                     let stamped = |(index, place)| {
                         let stamp = stamps.of(index);
                         (index, Place { stamp, ..place })
@@ -240,7 +246,7 @@ impl Core {
 /// other calls have their turn between two steps.
 fn pin_apart(
     apart: &Apart,
-    through_doors: bool,
+    (seat, through_doors): (u64, bool),
     namespace: NamespaceId,
     (keys, stamps): (&[Key], Stamps),
     found: &[bool],
@@ -257,7 +263,7 @@ fn pin_apart(
     let steps = steps(missing.len(), apart.step_max());
     in_row(steps, apart.lookup_limit(), |step| {
         let step = &missing[step];
-        let slots = apart.take_lasting(step.len(), std::mem::take(&mut patience))?;
+        let slots = apart.take_lasting(seat, step.len(), std::mem::take(&mut patience))?;
         let asked: Vec<Key> = step.iter().map(|at| keys[*at]).collect();
         let used: Vec<u64> = step.iter().map(|at| stamps.of(*at)).collect();
         let pinned = apart.pin(namespace, &asked, &used).wait()?;
@@ -275,7 +281,7 @@ fn pin_apart(
         let (pinned, nowhere): (Vec<_>, Vec<_>) = pinned.partition(is_somewhere);
         let places = |of: &[(usize, Place)]| of.iter().map(|(_, place)| *place).collect::<Vec<_>>();
         apart.unpin(&places(&nowhere));
-        apart.lend(&places(&pinned), slots);
+        apart.lend(pinned.iter().map(|(_, place)| place), slots);
         let has_some = !pinned.is_empty();
         all.extend(pinned);
         Some(has_some)

@@ -49,7 +49,7 @@ impl Core {
             let stop = ledger.stop;
             let queues = &mut ledger.edges[edge];
             let tier = self.tiers[block.tier].apart();
-            let most = tier.map_or(usize::MAX, Apart::promotions_max);
+            let most = tier.map_or(usize::MAX, Apart::background_max);
             let has_room =
                 queues.promotion_bytes + block.place.len <= limit && queues.promotion_blocks < most;
             // One that somebody waits for finds room by itself, however large it is.

@@ -12,7 +12,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::held::TURN;
-use kvdepot_arena::{Key, NamespaceId, Place, Refused, Reserved, TierStats, Token, Wanted, clock};
+use kvdepot_arena::{
+    Cause, Full, Key, NamespaceId, Place, Refused, Reserved, TierStats, Token, Wanted, clock,
+};
 use kvdepot_media::{Checksum, is_simulated};
 use parking_lot::{Mutex, RwLock};
 
@@ -33,9 +35,9 @@ const OPEN_FIRST: Duration = Duration::from_millis(500);
 const OPEN_MOST: Duration = Duration::from_secs(60);
 
 /// Steps of calls whose blocks are pinned or reserved at a time for callers who end that when they
-/// like, and for promotions: calls find others beside these.
+/// like, for promotions, and for write-back to the next tier: calls find others beside these.
 const LASTING: usize = 4;
-const PROMOTED: usize = 2;
+const BACKGROUND: usize = 1;
 
 /// Blocks that were read through a door and are remembered, and their bytes: more than a tier of
 /// this host holds, in a table of a few megabytes.
@@ -53,6 +55,8 @@ pub(crate) struct Apart {
     breaker: Arc<Breaker>,
     /// Slots for pins and reservations that callers have, who end them when they like.
     lasting: Arc<Slots>,
+    /// Blocks that were refused for want of them.
+    full: AtomicU64,
     /// Those pins: closing ends what is left.
     lent: Mutex<HashMap<Token, (Place, Option<Permits>)>>,
     /// Blocks that were read through the tier's door.
@@ -135,6 +139,7 @@ impl Apart {
         Apart {
             breaker: Arc::new(Breaker::new(tier.name())),
             lasting: Slots::new(tier.step_max().saturating_mul(LASTING)),
+            full: AtomicU64::new(0),
             tier,
             number,
             lookup,
@@ -175,26 +180,32 @@ impl Apart {
     /// Returns the tier's counters, and the number of calls without an answer.
     pub(crate) fn stats(&self) -> TierStats {
         let mut stats = self.tier.stats();
+        stats.full += self.full.load(Ordering::Relaxed);
         stats.unanswered = self.breaker.unheard.load(Ordering::Relaxed);
         stats.left_alone = self.breaker.opened.load(Ordering::Relaxed);
         stats
     }
 
-    /// Most blocks that are pinned or reserved for callers who end that when they like.
-    pub(crate) fn lasting_max(&self) -> usize {
-        self.lasting.most()
+    /// Why a caller gets no slots that last.
+    pub(crate) fn no_slots_cause(&self) -> Cause {
+        let most = self.lasting.most() as u64;
+        Cause::Files { most }
+    }
+
+    /// Refuses room for a block of `len` bytes, and counts it as the tier counts its own refusals.
+    pub(crate) fn no_slots(&self, len: u64) -> Refused {
+        self.full.fetch_add(1, Ordering::Relaxed);
+        Refused::Full(Full {
+            tier: self.tier.name(),
+            requested: len,
+            cause: self.no_slots_cause(),
+        })
     }
 
     /// Takes slots for blocks that a caller is about to pin or to reserve, for as long as it likes.
     /// Others may have them all: `None` if they still do after `limit`.
-    pub(crate) fn take_lasting(&self, count: usize, limit: Duration) -> Option<Permits> {
-        let (reply, pending) = ask();
-        let refusal = || None;
-        self.lasting
-            .acquire(count, reply, refusal, |reply, permits| {
-                reply.answer(Some(permits));
-            });
-        let taken = match pending.now() {
+    pub(crate) fn take_lasting(&self, seat: u64, count: usize, limit: Duration) -> Option<Permits> {
+        let taken = match self.ask_for_slots(seat, count).now() {
             Ok(taken) => taken,
             Err(pending) if limit.is_zero() => pending.wait(limit),
             Err(pending) => wait(pending, &self.alarm, limit),
@@ -202,13 +213,49 @@ impl Apart {
         taken.flatten()
     }
 
+    /// Takes slots for a step of a get or a put. This process moves its bytes without help and
+    /// needs none. A client may be stopped, and holds what it has been told to move for as long as
+    /// it is. `None` if it gets no slots in time.
+    pub(crate) fn take_for_moves(&self, seat: u64, count: usize) -> Answer<Option<Permits>> {
+        if seat == 0 {
+            return Answer::Now(Some(Some(self.lasting.none())));
+        }
+        // A client that has some waits for what it moves itself.
+        let limit = match self.lasting.has_some(seat) {
+            true => self.patience,
+            false => self.lookup,
+        };
+        match self.ask_for_slots(seat, count).now() {
+            Ok(taken) => Answer::Now(taken),
+            Err(pending) => Answer::Later(Later {
+                pending,
+                limit,
+                breaker: Arc::clone(&self.breaker),
+                alarm: Arc::clone(&self.alarm),
+            }),
+        }
+    }
+
+    fn ask_for_slots(&self, seat: u64, count: usize) -> Pending<Option<Permits>> {
+        let (reply, pending) = ask();
+        let refusal = || None;
+        self.lasting
+            .acquire((seat, count), reply, refusal, |reply, permits| {
+                reply.answer(Some(permits));
+            });
+        pending
+    }
+
     /// Notes pins that a caller has from now on, each with its slot.
-    pub(crate) fn lend(&self, places: &[Place], mut slots: Permits) {
-        for some in places.chunks(TURN) {
-            let lent = some
-                .iter()
-                .map(|place| (place.token, (*place, slots.take())));
-            self.lent.lock().extend(lent);
+    pub(crate) fn lend<'a>(&self, places: impl Iterator<Item = &'a Place>, mut slots: Permits) {
+        if slots.is_empty() {
+            return;
+        }
+        let mut places = places.peekable();
+        while places.peek().is_some() {
+            let some = places.by_ref().take(TURN);
+            let mut lent = self.lent.lock();
+            lent.extend(some.map(|place| (place.token, (*place, slots.take()))));
         }
     }
 
@@ -312,9 +359,10 @@ impl Apart {
         self.tier.step_max()
     }
 
-    /// Most blocks that are pinned to be promoted: calls find pins beside them.
-    pub(crate) fn promotions_max(&self) -> usize {
-        self.step_max().saturating_mul(PROMOTED)
+    /// Most blocks that are pinned to be promoted, and as many again to be written back: calls find
+    /// pins beside them.
+    pub(crate) fn background_max(&self) -> usize {
+        self.step_max().saturating_mul(BACKGROUND)
     }
 
     pub(crate) fn probe(&self, id: NamespaceId, keys: &[Key]) -> Answer<Vec<bool>> {

@@ -2,7 +2,8 @@
 //! process may have a limited number of descriptors. A call waits in turn until it has all slots
 //! that it needs.
 //!
-//! A call gets its slots at once or waits without any, so two calls never wait for each other.
+//! A call gets its slots at once or waits without any, so two calls never wait for each other. A
+//! client that has its [share](Shares) waits until it gives slots back; calls of others pass it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::late::{Progress, Reply};
+use crate::shares::Shares;
 
 /// The slots of one tier.
 pub(crate) struct Slots {
@@ -19,12 +21,13 @@ pub(crate) struct Slots {
 }
 
 struct State {
-    free: usize,
+    shares: Shares,
     /// Calls that wait, in turn.
     waiting: VecDeque<Waiting>,
 }
 
 struct Waiting {
+    seat: u64,
     count: usize,
     /// The caller still waits for the answer.
     question: Progress,
@@ -36,15 +39,22 @@ struct Waiting {
 /// Slots that are not in use yet. They are released when this is dropped.
 pub(crate) struct Permits {
     slots: Arc<Slots>,
+    seat: u64,
     count: usize,
 }
 
 impl Permits {
+    /// Returns true if none is left.
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     /// Takes one of them; `None` if all are taken.
     pub(crate) fn take(&mut self) -> Option<Permits> {
         self.count = self.count.checked_sub(1)?;
         Some(Permits {
             slots: Arc::clone(&self.slots),
+            seat: self.seat,
             count: 1,
         })
     }
@@ -53,7 +63,7 @@ impl Permits {
 impl Drop for Permits {
     fn drop(&mut self) {
         if self.count > 0 {
-            self.slots.release(self.count);
+            self.slots.release(self.seat, self.count);
         }
     }
 }
@@ -63,7 +73,7 @@ impl Slots {
         Arc::new(Slots {
             most,
             state: Mutex::new(State {
-                free: most,
+                shares: Shares::new(most as u64),
                 waiting: VecDeque::new(),
             }),
         })
@@ -74,12 +84,26 @@ impl Slots {
         self.most
     }
 
-    /// Runs `then` with `count` slots, or with all that the tier has if these are fewer: in this
-    /// call if they are free, else in the thread that releases the last of them. A call that still
-    /// waits at its limit is answered with `refusal`.
+    /// Returns the permits of a call that needs no slots.
+    pub(super) fn none(self: &Arc<Slots>) -> Permits {
+        Permits {
+            slots: Arc::clone(self),
+            seat: 0,
+            count: 0,
+        }
+    }
+
+    /// Returns true if a client holds slots.
+    pub(super) fn has_some(&self, seat: u64) -> bool {
+        self.state.lock().shares.of(seat) > 0
+    }
+
+    /// Runs `then` with `count` slots for `seat`, or with all that the tier has if these are fewer:
+    /// in this call if they are free, else in the thread that releases the last of them. A call
+    /// that still waits at its limit is answered with `refusal`.
     pub(super) fn acquire<T: Send + 'static>(
         self: &Arc<Slots>,
-        count: usize,
+        (seat, count): (u64, usize),
         reply: Reply<T>,
         refusal: impl FnOnce() -> T + Send + 'static,
         then: impl FnOnce(Reply<T>, Permits) + Send + 'static,
@@ -87,18 +111,20 @@ impl Slots {
         let count = count.min(self.most);
         let mut state = self.state.lock();
         let over = state.drop_over();
-        if state.next().is_none() && state.free >= count {
-            state.free -= count;
+        // In turn, unless all that wait have their shares.
+        let is_next = state.next(Some((seat, count))) == Some(state.waiting.len());
+        if is_next {
+            state.shares.take(seat, count as u64);
             drop(state);
             let slots = Arc::clone(self);
-            return then(reply, Permits { slots, count });
+            return then(reply, Permits { slots, seat, count });
         }
         let has_given_up = Arc::new(AtomicBool::new(false));
         let (slots, gives_up) = (Arc::downgrade(self), Arc::clone(&has_given_up));
         reply.waits(move || {
             gives_up.store(true, Ordering::Release);
             if let Some(slots) = slots.upgrade() {
-                slots.release(0);
+                slots.release(0, 0);
             }
             refusal()
         });
@@ -108,6 +134,7 @@ impl Slots {
             then(reply, permits);
         });
         state.waiting.push_back(Waiting {
+            seat,
             count,
             question,
             has_given_up,
@@ -123,34 +150,51 @@ impl Slots {
         drop(waiting);
     }
 
-    fn release(self: &Arc<Slots>, count: usize) {
-        let mut released = count;
+    fn release(self: &Arc<Slots>, seat: u64, count: usize) {
+        let mut released = count as u64;
         loop {
             let mut state = self.state.lock();
-            state.free += std::mem::take(&mut released);
+            state.shares.give_back(seat, std::mem::take(&mut released));
             let over = state.drop_over();
-            let free = state.free;
-            let next = state.next().filter(|at| state.waiting[*at].count <= free);
+            let next = state.next(None);
             let next = next.and_then(|at| state.waiting.remove(at));
-            let Some(next) = next else {
-                drop(state);
-                drop(over);
-                return;
-            };
-            state.free -= next.count;
+            if let Some(next) = &next {
+                state.shares.take(next.seat, next.count as u64);
+            }
             drop(state);
             drop(over);
-            let (slots, count) = (Arc::clone(self), next.count);
-            (next.run)(Permits { slots, count });
+            let Some(Waiting {
+                seat, count, run, ..
+            }) = next
+            else {
+                return;
+            };
+            let slots = Arc::clone(self);
+            run(Permits { slots, seat, count });
         }
     }
 }
 
 impl State {
-    /// The first call that still waits.
-    fn next(&self) -> Option<usize> {
-        let waits = |one: &Waiting| !one.has_given_up.load(Ordering::Acquire);
-        self.waiting.iter().position(waits)
+    /// The first call that may have its slots now, of those that wait and of a `last` one behind
+    /// them. Calls of clients that have their shares are passed.
+    fn next(&self, last: Option<(u64, usize)>) -> Option<usize> {
+        let waits = self.waiting.iter().map(|one| {
+            let gave_up = one.has_given_up.load(Ordering::Acquire);
+            (!gave_up).then_some((one.seat, one.count))
+        });
+        let free = self.shares.free();
+        for (at, one) in waits.chain(last.map(Some)).enumerate() {
+            let Some((seat, count)) = one else { continue };
+            if self.shares.fits(seat, count as u64) {
+                return Some(at);
+            }
+            // Large calls have their turn before small ones that came later.
+            if count as u64 > free {
+                return None;
+            }
+        }
+        None
     }
 
     /// Takes out the first calls whose callers wait no longer. They are dropped without the lock.
@@ -179,7 +223,7 @@ mod tests {
             let (reply, pending) = ask::<u32>();
             let sender = sender.clone();
             slots.acquire(
-                count,
+                (0, count),
                 reply,
                 || 0,
                 move |reply, permits| {
@@ -204,7 +248,7 @@ mod tests {
         let (name, third_has) = receiver.try_recv().unwrap();
         assert_eq!((name, third.wait(LONG)), (3, Some(3)));
         drop((second_has, third_has));
-        assert_eq!(slots.state.lock().free, 4);
+        assert_eq!(slots.state.lock().shares.free(), 4);
         // One that needs more than there are gets all.
         let _all = begin(4, 9);
         assert_eq!(receiver.try_recv().unwrap().1.count, 4);
@@ -216,22 +260,22 @@ mod tests {
         let (reply, _pending) = ask::<u32>();
         let (sender, receiver) = mpsc::channel();
         slots.acquire(
-            2,
+            (0, 2),
             reply,
             || 0,
             move |_, permits| sender.send(permits).unwrap(),
         );
         let held = receiver.recv().unwrap();
         let (reply, pending) = ask();
-        slots.acquire(1, reply, || 7, |_, _| panic!("the call was refused"));
+        slots.acquire((0, 1), reply, || 7, |_, _| panic!("the call was refused"));
         assert_eq!(pending.wait(Duration::ZERO), Some(7));
         drop(held);
-        assert_eq!(slots.state.lock().free, 2);
+        assert_eq!(slots.state.lock().shares.free(), 2);
         assert!(slots.state.lock().waiting.is_empty());
         let (reply, pending) = ask();
         let (sender, receiver) = mpsc::channel();
         slots.acquire(
-            2,
+            (0, 2),
             reply,
             || 0,
             move |_, permits| sender.send(permits).unwrap(),
@@ -239,7 +283,7 @@ mod tests {
         drop(pending);
         let held = receiver.recv().unwrap();
         let (reply, pending) = ask();
-        slots.acquire(1, reply, || 7, |_, _| panic!("it is closed"));
+        slots.acquire((0, 1), reply, || 7, |_, _| panic!("it is closed"));
         slots.close();
         assert_eq!(pending.wait(LONG), None);
         drop(held);
@@ -253,7 +297,7 @@ mod tests {
             let then = |reply: Reply<_>, permits| {
                 reply.answer(Some(permits));
             };
-            slots.acquire(count, reply, || None, then);
+            slots.acquire((0, count), reply, || None, then);
             pending
         };
         let first = begin(2).wait(LONG).flatten();
@@ -269,6 +313,43 @@ mod tests {
         );
         assert!(small.wait(LONG).flatten().is_some());
         drop(first);
-        assert_eq!(slots.state.lock().free, 3);
+        assert_eq!(slots.state.lock().shares.free(), 3);
+    }
+
+    #[test]
+    fn a_client_that_gives_nothing_back_leaves_slots_for_others() {
+        let slots = Slots::new(16);
+        let begin = |seat: u64, count: usize| {
+            let (reply, pending) = ask::<Option<Permits>>();
+            let then = |reply: Reply<_>, permits| {
+                reply.answer(Some(permits));
+            };
+            slots.acquire((seat, count), reply, || None, then);
+            pending
+        };
+        let stopped: Vec<_> = (0..4).map(|_| begin(1, 4)).collect();
+        // Half of them. The other calls wait, and others pass them.
+        let mut stopped = stopped.into_iter().map(|pending| pending.now());
+        let held: Vec<_> = stopped.by_ref().take(2).map(Result::ok).collect();
+        assert!(held.iter().all(Option::is_some));
+        let waits: Vec<_> = stopped.filter_map(Result::err).collect();
+        assert_eq!(waits.len(), 2);
+        for seat in [2, 2, 3, 0, 0] {
+            assert!(begin(seat, 4).now().is_ok_and(|got| got.is_some()));
+        }
+        // In turn behind one that lacks slots, not a share.
+        let others: Vec<_> = (0..2).map(|_| begin(0, 4).now().ok()).collect();
+        let large = begin(5, 16);
+        let Err(small) = begin(0, 1).now() else {
+            panic!("it overtakes one that waits");
+        };
+        drop((others, held));
+        let waits = waits
+            .into_iter()
+            .map(|pending| pending.wait(LONG).flatten());
+        assert_eq!(waits.filter(Option::is_some).count(), 2);
+        assert!(large.wait(LONG).flatten().is_some());
+        assert!(small.wait(LONG).flatten().is_some());
+        assert_eq!(slots.state.lock().shares.held(), 0);
     }
 }

@@ -4,9 +4,11 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::bucket::{LEN, Server, Trouble};
-use crate::common::{eventually, get, has, namespace, put};
+use crate::common::{eventually, get, has, namespace, pin_all, put};
 use hyper::Method;
-use kvdepot_store::{Depot, Outcome};
+use kvdepot_store::{Config, Depot, Outcome};
+use kvdepot_testkit::child::{self, Child};
+use rustix::process::{Resource, getrlimit, setrlimit};
 use serde_json::json;
 
 /// Requests of one method so far whose path or query has this.
@@ -197,4 +199,44 @@ fn a_store_that_is_silent_for_long_costs_no_other_tier_and_serves_again_once_it_
         has(&ns, &all, LEN) && has(&ns, &near, LEN) && has(&ns, &[5000], LEN)
     });
     depot.close();
+}
+
+/// Each block that waits behind `Posix` has an open file there.
+#[test]
+fn blocks_that_wait_for_a_silent_store_leave_open_files_for_others() {
+    const TEST: &str =
+        "s3_pressure::blocks_that_wait_for_a_silent_store_leave_open_files_for_others";
+    const LEN: usize = 1000;
+    if child::role().is_none() {
+        return Child::start(TEST, "owner", &[]).expect("done");
+    }
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = Some(1024);
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let server = Server::start_impatient();
+    server.trouble(Some(Method::PUT), "/blocks/", usize::MAX, Trouble::Silence);
+    let mut settings = json!({
+        "lanes": 2, "socket": "off", "overload": "drop", "close_timeout": "1s",
+        "s3": server.settings(),
+    });
+    settings["s3"]["timeout"] = json!("60s");
+    settings["posix"] = json!({
+        "path": server.path().join("posix"), "capacity": "256MiB", "timeout": "60s",
+        "lookup_timeout": "60s",
+    });
+    let depot = Depot::open(&Config::new("Posix|S3", &settings).unwrap()).unwrap();
+    let ns = namespace(&depot);
+    let all: Vec<u64> = (0..3000).collect();
+    for some in all.chunks(500) {
+        assert!(!put(&ns, some, LEN).contains(&false));
+    }
+    eventually("blocks on their way", || depot.stats().write_back_bytes > 0);
+    assert!(has(&ns, &all, LEN));
+    let pins = pin_all(&ns, 0..64);
+    assert_eq!(pins.len(), 64);
+    ns.unpin(&pins, false);
+    assert_eq!(depot.stats().tiers[0].unanswered, 0);
+    depot.close();
+    child::say("done");
+    child::sleep_until_killed();
 }

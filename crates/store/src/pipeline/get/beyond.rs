@@ -31,7 +31,7 @@ impl Get {
         let get = Arc::clone(self);
         self.fetch(bring, Which::Each, move |came, again| {
             let (near, rest) = get.pin(0, &came);
-            get.serve(0, near);
+            get.serve(0, near, None);
             get.miss(rest.into_iter().map(|index| (index, Outcome::Miss)));
             if !again.is_empty() {
                 get.bring_each(again);

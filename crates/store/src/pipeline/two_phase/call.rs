@@ -101,7 +101,10 @@ impl Call<'_> {
                 Err(cause) => {
                     refusal = Some(cause);
                     for (index, _) in mine {
-                        let refused = core.refused(tier, self.len(index), cause);
+                        let refused = match cause {
+                            Some(Cause::Files { .. }) => apart.no_slots(self.len(index)),
+                            _ => core.refused(tier, self.len(index), cause),
+                        };
                         self.answers[index] = Some(Err(refused));
                     }
                 }
@@ -135,9 +138,8 @@ impl Call<'_> {
         if !is_reached(&core.tiers[tier]) {
             return Err(Some(Cause::Apart));
         }
-        let most = apart.lasting_max() as u64;
-        let slots = apart.take_lasting(wanted.len(), patience);
-        let slots = slots.ok_or(Some(Cause::Files { most }))?;
+        let slots = apart.take_lasting(self.holder.seat, wanted.len(), patience);
+        let slots = slots.ok_or_else(|| Some(apart.no_slots_cause()))?;
         let mut silent = false;
         let places = core.unless_nearer(tier, self.namespace, wanted, |asked| {
             let answers = core.reserve_written((tier, apart), self.namespace, asked);

@@ -230,7 +230,7 @@ impl Tier for Posix {
         let count = names.len();
         let refusal = move || vec![None; count];
         let slots = &self.common.open.slots;
-        slots.acquire(count, reply, refusal, move |reply, permits| {
+        slots.acquire((0, count), reply, refusal, move |reply, permits| {
             let told = |found: Vec<Option<Option<Pinned>>>| {
                 let found = found.into_iter().map(Option::flatten);
                 found.map(|one| one.and_then(Pinned::hand_out)).collect()
@@ -309,7 +309,7 @@ impl Tier for Posix {
             }
         };
         let slots = &self.common.open.slots;
-        slots.acquire(blocks.len(), reply, refusal, move |reply, permits| {
+        slots.acquire((0, blocks.len()), reply, refusal, move |reply, permits| {
             let permits = Mutex::new(permits);
             let finds = common.find_room(&blocks);
             let blocks: Vec<(Wanted, bool)> = blocks.into_iter().zip(finds).collect();

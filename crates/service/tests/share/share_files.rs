@@ -1,0 +1,106 @@
+//! Clients that are stopped while they have open files of a tier: others find files to open beside
+//! them.
+
+use std::io::Write;
+use std::path::Path;
+
+use crate::common::frames::{self, Bare, frame};
+use crate::common::{
+    Place, Served, assert_at_rest, eventually, get, has, keys, namespace, pin_all, put,
+};
+use kvdepot_store::Outcome;
+use kvdepot_testkit::child::{self, Child};
+use rustix::process::{Resource, getrlimit, setrlimit};
+use serde_json::json;
+
+const LEN: usize = 1000;
+
+/// Blocks of one large call: more than the 512 files that the process may have open for a tier.
+const MANY: u64 = 600;
+
+fn place(pipeline: &str) -> Place {
+    let place = Place::new(pipeline, "1MiB", "");
+    let files = place.dir().join("files");
+    let settings = json!({
+        "path": files, "capacity": "256MiB", "timeout": "60s", "lookup_timeout": "60s",
+    });
+    place.with_section("posix", settings)
+}
+
+/// Gets, puts and pins of clients that make none of the moves that they are told to make.
+fn stop_some(socket: &Path, id: kvdepot_store::NamespaceId) -> Vec<Bare> {
+    let stopped = (0..2).map(|number: u64| {
+        let mut client = Bare::attach(socket, 0);
+        let first = number * MANY;
+        let some = keys(first..first + MANY);
+        let get = match number {
+            0 => frames::get(1, id, &some, LEN as u64),
+            _ => frames::get_prefix(1, id, &some, LEN as u64),
+        };
+        client.tasks.write_all(&get).unwrap();
+        let new = keys((number + 1) << 32..((number + 1) << 32) + MANY);
+        let put = frames::put(2, id, &new, LEN as u64);
+        client.tasks.write_all(&put).unwrap();
+        client
+    });
+    stopped.collect()
+}
+
+#[test]
+fn stopped_clients_leave_open_files_for_others() {
+    const TEST: &str = "share_files::stopped_clients_leave_open_files_for_others";
+    if child::role().is_none() {
+        return Child::start(TEST, "owner", &[]).expect("done");
+    }
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = Some(1024);
+    setrlimit(Resource::Nofile, limit).unwrap();
+    for pipeline in ["Posix", "Cache|Posix"] {
+        let place = place(pipeline);
+        let owner = place.serve();
+        let all: Vec<u64> = (0..6 * MANY).collect();
+        assert!(!put(&namespace(&owner), &all, LEN).contains(&false));
+        assert!(owner.drain(std::time::Duration::from_secs(60)));
+        owner.close();
+        // Nothing is in memory.
+        let owner = place.serve();
+        let far = owner.stats().tiers.len() - 1;
+        let ns = namespace(&owner);
+        let mut stopped = stop_some(&place.socket(), ns.id());
+        eventually("open files", || {
+            let tier = &owner.stats().tiers[far];
+            tier.pinned_blocks + tier.reserved_blocks > 100
+        });
+
+        let client = kvdepot_service::connect(&place.socket(), Some(1)).unwrap();
+        let theirs = namespace(&client);
+        for (at, one) in [&ns, &theirs].into_iter().enumerate() {
+            let first = (2 + 2 * at as u64) * MANY;
+            let some: Vec<u64> = (first..first + 2 * MANY).collect();
+            let came = get(one, &some, LEN);
+            let missed = came.iter().filter(|came| **came != Outcome::Done).count();
+            assert_eq!(missed, 0, "{pipeline}: caller {at}");
+            let new: Vec<u64> = some.iter().map(|number| number + (1 << 40)).collect();
+            assert!(
+                !put(one, &new, LEN).contains(&false),
+                "{pipeline}: caller {at}"
+            );
+            assert!(has(one, &[first], LEN));
+            let pins = pin_all(one, first..first + 8);
+            assert_eq!(pins.len(), 8, "{pipeline}: caller {at}");
+            one.unpin(&pins, false);
+        }
+        assert_eq!(owner.stats().tiers[far].unanswered, 0);
+        client.close();
+        for client in &mut stopped {
+            client
+                .tasks
+                .write_all(&frame(frames::GOODBYE, 0, &[]))
+                .unwrap();
+        }
+        assert_at_rest(&owner);
+        owner.close();
+    }
+    child::say("done");
+    child::sleep_until_killed();
+}
