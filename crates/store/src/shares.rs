@@ -26,6 +26,11 @@ impl Shares {
         }
     }
 
+    /// Changes the number of units. Those in use stay in use.
+    pub(crate) fn resize(&mut self, most: u64) {
+        self.most = most;
+    }
+
     /// Returns the number of units in use. More than all are after [`Shares::take`] without room.
     pub(crate) fn held(&self) -> u64 {
         self.held

@@ -213,7 +213,8 @@ impl Session {
                 let call: say::Prefetch<'_> = frame.read()?;
                 let started = call.keys.allowed().and_then(|keys| {
                     let mirror = self.mirror(number, keys.len())?;
-                    self.core.prefetch(call.namespace, keys, Some(mirror))
+                    let seat = self.holding.holder.seat;
+                    self.core.prefetch(seat, call.namespace, keys, Some(mirror))
                 });
                 self.refuse(number, started.map(|_| ()));
             }

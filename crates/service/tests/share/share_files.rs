@@ -6,9 +6,9 @@ use std::path::Path;
 
 use crate::common::frames::{self, Bare, frame};
 use crate::common::{
-    Place, Served, assert_at_rest, eventually, get, has, keys, namespace, pin_all, put,
+    PATIENCE, Place, Served, assert_at_rest, eventually, get, has, keys, namespace, pin_all, put,
 };
-use kvdepot_store::Outcome;
+use kvdepot_store::{Depot, Outcome};
 use kvdepot_testkit::child::{self, Child};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use serde_json::json;
@@ -60,7 +60,7 @@ fn stopped_clients_leave_open_files_for_others() {
         let owner = place.serve();
         let all: Vec<u64> = (0..6 * MANY).collect();
         assert!(!put(&namespace(&owner), &all, LEN).contains(&false));
-        assert!(owner.drain(std::time::Duration::from_secs(60)));
+        assert!(owner.drain(PATIENCE));
         owner.close();
         // Nothing is in memory.
         let owner = place.serve();
@@ -103,4 +103,35 @@ fn stopped_clients_leave_open_files_for_others() {
     }
     child::say("done");
     child::sleep_until_killed();
+}
+
+#[test]
+fn a_client_that_never_reads_leaves_space_for_prefetches_of_others() {
+    const LEN: usize = 16_000;
+    let place = place("Cache|Posix");
+    let owner = place.serve();
+    let all: Vec<u64> = (0..128).collect();
+    assert!(!put(&namespace(&owner), &all, LEN).contains(&false));
+    assert!(owner.drain(PATIENCE));
+    owner.close();
+    // Nothing is in memory.
+    let owner = place.serve();
+    let prefetched = |client: &Depot, numbers: std::ops::Range<u64>| {
+        let task = namespace(client).prefetch(&keys(numbers)).unwrap();
+        task.wait(Some(PATIENCE)).unwrap();
+        let came = task.outcomes().into_iter();
+        came.filter(|came| *came == Outcome::Done).count() * LEN
+    };
+    let [greedy, other] =
+        [0, 1].map(|_| kvdepot_service::connect(&place.socket(), Some(1)).unwrap());
+    // The first tier has 1 MiB: half of it for all that nobody has read, half of this for one.
+    let came = prefetched(&greedy, 0..64);
+    assert!((200_000..=1 << 18).contains(&came), "{came}");
+    assert_eq!(prefetched(&greedy, 64..65), 0);
+    assert_eq!(prefetched(&other, 100..107), 7 * LEN);
+    assert!(has(&namespace(&greedy), &(0..8).collect::<Vec<u64>>(), LEN));
+    assert_eq!(prefetched(&greedy, 64..68), 4 * LEN);
+    greedy.close();
+    other.close();
+    assert_at_rest(&owner);
 }

@@ -17,8 +17,8 @@ use crate::listing::{BlockPage, Cursor, Gone};
 use crate::metrics::{Metrics, Stats};
 use crate::opening::Opened;
 use crate::pipeline::{
-    Background, Bell, Core, Drained, Edge, Evictor, GetOptions, Grouped, Learned, Ledger, Loads,
-    NoRoom, Pin, Prompts, Reservation,
+    Awaited, Background, Bell, Core, Drained, Edge, Evictor, GetOptions, Grouped, Learned, Ledger,
+    Loads, NoRoom, Pin, Prompts, Reservation,
 };
 use crate::placement::Holder;
 use crate::populate;
@@ -83,6 +83,7 @@ impl Local {
             idle_copier: (tiers.len() > 1).then(|| Copier::new(idle)).transpose()?,
             ledger: Ledger::new(tiers.len() - 1),
             loads,
+            awaited: Awaited::new(),
             bell: Bell::default(),
             gate: Gate::new()?,
             metrics: Metrics::default(),
@@ -276,7 +277,7 @@ impl Verbs for Local {
     }
 
     fn prefetch(&self, id: NamespaceId, keys: &[Key]) -> Result<Task, Error> {
-        self.core.prefetch(id, keys, None)
+        self.core.prefetch(0, id, keys, None)
     }
 
     fn reserve(

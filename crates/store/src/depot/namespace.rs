@@ -137,6 +137,9 @@ impl Namespace {
     /// Brings the consecutive hits from the first key into the near tier, in the background;
     /// keys in prefix order. True for a key once its block is there; the rest are misses.
     ///
+    /// Prefetched blocks that no call has read, for at most 10 seconds, together have at most half
+    /// of the first tier. The keys beyond end as dropped and may be prefetched again.
+    ///
     /// # Errors
     /// [`Error::Closed`].
     pub fn prefetch(&self, keys: &[Key]) -> Result<Task, Error> {

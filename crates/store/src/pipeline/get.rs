@@ -508,6 +508,8 @@ impl Get {
             self.core.note_touch(tier, &place.identity, place.len);
         }
         let served: Vec<usize> = pinned.iter().map(|(index, _)| *index).collect();
+        let read = served.iter().map(|index| &self.keys[*index]);
+        self.core.awaited.end(self.namespace, read);
         self.copy(tier, pinned, turn);
         // While the lanes copy.
         let used = served

@@ -12,6 +12,7 @@
 
 mod admission;
 mod ask;
+mod awaited;
 mod background;
 mod budget;
 mod caller;
@@ -42,6 +43,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 pub(crate) use admission::Learned;
+pub(crate) use awaited::Awaited;
 pub(crate) use background::Background;
 pub use caller::{Caller, Errand, Lanes, MovesDone};
 pub use drain::Drained;
@@ -81,6 +83,8 @@ pub struct Core {
     pub(crate) idle_copier: Option<Copier>,
     pub(crate) ledger: Ledger,
     pub(crate) loads: Arc<Loads>,
+    /// What prefetches have promoted, and nobody has read.
+    pub(crate) awaited: Awaited,
     /// Of the thread that evicts ahead of need.
     pub(crate) bell: Bell,
     /// Calls go in here, and closing waits for them.

@@ -114,6 +114,8 @@ impl Core {
                     places.extend(pinned.into_iter().map(stamped));
                 }
             }
+            self.awaited
+                .end(namespace, places.iter().map(|(at, _)| &keys[*at]));
             let used = places.iter().map(|(at, _)| (keys[*at], stamps.of(*at)));
             self.note_used(tier, namespace, used);
             // One whose part table does not verify is asked of the next tier.

@@ -17,9 +17,11 @@ use crate::journal::Journal;
 use crate::task::{Mirror, Outcome, Task};
 
 impl Core {
-    /// Brings the consecutive hits from the first key into the near tier, in the background.
+    /// Brings the consecutive hits from the first key into the near tier, in the background. They
+    /// count as [awaited](super::awaited) by the client of that `seat` until they are read.
     pub fn prefetch(
         self: &Arc<Core>,
+        seat: u64,
         namespace: NamespaceId,
         keys: &[Key],
         mirror: Option<Mirror>,
@@ -31,7 +33,7 @@ impl Core {
         // There are no buffers to hold.
         task.release(keys.len());
         self.asked(namespace, keys);
-        self.fetch(Which::Prefix, namespace, keys, &task);
+        self.fetch((Which::Prefix, Some(seat)), namespace, keys, &task);
         Ok(task)
     }
 
@@ -46,17 +48,24 @@ impl Core {
         let _pass = self.gate.enter()?;
         let task = Task::new(keys.len(), Journal::dispatched("prefetch", keys.len(), 0));
         task.release(keys.len());
-        self.fetch(which, namespace, keys, &task);
+        self.fetch((which, None), namespace, keys, &task);
         Ok(task)
     }
 
-    fn fetch(self: &Arc<Core>, which: Which, namespace: NamespaceId, keys: &[Key], task: &Task) {
+    fn fetch(
+        self: &Arc<Core>,
+        (which, seat): (Which, Option<u64>),
+        namespace: NamespaceId,
+        keys: &[Key],
+        task: &Task,
+    ) {
         let call = Call {
             core: Arc::clone(self),
             namespace,
             keys: keys.to_vec(),
             task: task.clone(),
             which,
+            seat,
             stamps: self.uses.asked(),
             brought: AtomicU64::new(0),
             ended: Mutex::new(None),
@@ -90,6 +99,8 @@ struct Call {
     keys: Vec<Key>,
     task: Task,
     which: Which,
+    /// Of the client whose blocks count as awaited.
+    seat: Option<u64>,
     stamps: Stamps,
     /// Bytes of blocks that were sent near so far.
     brought: AtomicU64,
@@ -139,6 +150,17 @@ impl Call {
             tier.pin(self.namespace, keys, &mut step.found, stamp, each);
         }
         step.ask(0);
+    }
+}
+
+impl Call {
+    /// Returns true if a block may be promoted beside those that others wait for.
+    fn admits(&self, place: &Place, most: u64) -> bool {
+        let admit = |seat| {
+            let awaited = &self.core.awaited;
+            awaited.admit((seat, most), place.identity, place.len)
+        };
+        self.seat.is_none_or(admit)
     }
 }
 
@@ -212,7 +234,8 @@ impl Step {
             }
             // So that the later blocks of a call evict none of its first.
             let before = call.brought.fetch_add(place.len, Ordering::Relaxed);
-            if before > 0 && before + place.len > limit {
+            let is_too_much = before > 0 && before + place.len > limit;
+            if is_too_much || !call.admits(&place, limit) {
                 passed.push((tier, place));
                 ended.push((keys.start + index, Outcome::Dropped));
                 continue;
@@ -234,6 +257,8 @@ impl Step {
         ended.extend(missed.map(|index| (keys.start + index, Outcome::Miss)));
         for block in core.enqueue_promotions(ahead.into_iter(), limit) {
             call.brought.fetch_sub(block.place.len, Ordering::Relaxed);
+            let Identity { namespace, key } = block.place.identity;
+            core.awaited.end(namespace, std::iter::once(&key));
             passed.push((block.tier, block.place));
             ended.extend(block.waiter.map(|waiter| (waiter.index, Outcome::Dropped)));
         }

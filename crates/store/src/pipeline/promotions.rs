@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvdepot_arena::{Place, clock};
+use kvdepot_arena::{Identity, Place, clock};
 use kvdepot_media::is_simulated;
 
 use super::Core;
@@ -125,6 +125,11 @@ impl Core {
         for (block, replica) in &blocks {
             if let Some(load) = block.load.as_ref().filter(|_| *replica == Replica::Stored) {
                 load.arrived();
+            }
+            let Identity { namespace, key } = block.place.identity;
+            match replica {
+                Replica::Stored => self.awaited.arrived(block.place.identity),
+                _ => self.awaited.end(namespace, std::iter::once(&key)),
             }
             if let Some(waiter) = &block.waiter {
                 waiter.task.acknowledge(waiter.index, arrival(*replica));

@@ -19,3 +19,4 @@ mod posix_disks;
 mod posix_faults;
 mod posix_hung;
 mod posix_outside;
+mod posix_waiting;
