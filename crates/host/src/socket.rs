@@ -146,9 +146,19 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     at.file_type().is_socket().then(|| (at.dev(), at.ino()))
 }
 
+/// A directory whose sockets no other process binds or removes.
+struct Locked(File);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // A child that was forked meanwhile has the descriptor, and would keep the lock.
+        let _closed_at_least = self.0.unlock();
+    }
+}
+
 /// One process at a time binds and removes sockets of a directory. `None` where that cannot be
 /// had: see [`LOCK_MAX`].
-fn lock_directory_of(path: &Path) -> Option<File> {
+fn lock_directory_of(path: &Path) -> Option<Locked> {
     let directory = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
@@ -157,7 +167,7 @@ fn lock_directory_of(path: &Path) -> Option<File> {
     let begun = Instant::now();
     loop {
         match file.try_lock() {
-            Ok(()) => return Some(file),
+            Ok(()) => return Some(Locked(file)),
             Err(fs::TryLockError::WouldBlock) if begun.elapsed() < LOCK_MAX => {
                 std::thread::sleep(PAUSE);
             }
@@ -169,6 +179,8 @@ fn lock_directory_of(path: &Path) -> Option<File> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
+
+    use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
     use super::*;
 
@@ -252,5 +264,27 @@ mod tests {
         // Nobody was disturbed.
         living.set_nonblocking(true).unwrap();
         assert!(living.accept().is_err());
+    }
+
+    #[test]
+    fn a_child_does_not_keep_the_lock_of_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sock");
+        let lock = lock_directory_of(&path);
+        assert!(lock.is_some());
+        // SAFETY: the child makes a system call and nothing else.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            loop {
+                // SAFETY: it takes nothing.
+                unsafe { libc::pause() };
+            }
+        }
+        drop(lock);
+        let again = lock_directory_of(&path);
+        let child = Pid::from_raw(child).unwrap();
+        kill_process(child, Signal::KILL).unwrap();
+        waitpid(Some(child), WaitOptions::empty()).unwrap();
+        assert!(again.is_some(), "the child has it");
     }
 }

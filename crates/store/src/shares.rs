@@ -1,10 +1,10 @@
 //! The parts of a shared amount that clients hold.
 //!
-//! This process frees what it holds without help. A client may be stopped at any point, and keeps
-//! its part for as long as it is stopped. So a client gets at most as much as stays free for all
-//! others together: half of the amount for one client, a quarter more for a second one. The first
-//! request of a client needs only free room, so that the largest request succeeds while the amount
-//! is unused.
+//! A client may be stopped at any point, and keeps its part for as long as it is stopped. So a
+//! client gets at most as much as stays free for all others together: half of the amount for one
+//! client, a quarter more for a second one. The first request of a client needs only free room, so
+//! that the largest request succeeds while the amount is unused. Several stopped clients with large
+//! first requests may hold everything. This process has no limit of its own.
 
 use std::collections::HashMap;
 

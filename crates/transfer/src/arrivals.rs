@@ -128,7 +128,8 @@ fn most() -> usize {
     UNGREETED_MAX.min((limits::descriptors() / DESCRIPTORS_PART).max(1))
 }
 
-/// The oldest of the address that has most, of those that have said nothing where there is one.
+/// The oldest of the address that has most, of those that have said nothing where there is one. The
+/// last one stays, because it has had no time to say anything.
 fn to_drop(waiting: &[Arrival]) -> usize {
     let address = |arrival: &Arrival| arrival.peer.map(|peer| peer.ip().to_canonical());
     let mut counts = HashMap::new();
@@ -139,9 +140,10 @@ fn to_drop(waiting: &[Arrival]) -> usize {
     let highest = waiting.iter().map(count).max();
     let is_its = |arrival: &Arrival| Some(count(arrival)) == highest;
     let is_silent = |arrival: &Arrival| is_its(arrival) && arrival.challenge.is_none();
-    let silent = waiting.iter().position(is_silent);
+    let before = &waiting[..waiting.len().saturating_sub(1)];
+    let silent = before.iter().position(is_silent);
     silent
-        .or_else(|| waiting.iter().position(is_its))
+        .or_else(|| before.iter().position(is_its))
         .unwrap_or(0)
 }
 

@@ -27,7 +27,20 @@ fn place(pipeline: &str) -> Place {
     place.with_section("posix", settings)
 }
 
-/// Gets, puts and pins of clients that make none of the moves that they are told to make.
+/// Runs `body` in a child process that may open 1,024 files.
+fn with_1024_descriptors(test: &str, body: impl FnOnce()) {
+    if child::role().is_none() {
+        return Child::start(test, "owner", &[]).expect("done");
+    }
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = Some(1024);
+    setrlimit(Resource::Nofile, limit).unwrap();
+    body();
+    child::say("done");
+    child::sleep_until_killed();
+}
+
+/// Gets and puts of clients that make none of the moves that they are told to make.
 fn stop_some(socket: &Path, id: kvdepot_store::NamespaceId) -> Vec<Bare> {
     let stopped = (0..2).map(|number: u64| {
         let mut client = Bare::attach(socket, 0);
@@ -49,60 +62,54 @@ fn stop_some(socket: &Path, id: kvdepot_store::NamespaceId) -> Vec<Bare> {
 #[test]
 fn stopped_clients_leave_open_files_for_others() {
     const TEST: &str = "share_files::stopped_clients_leave_open_files_for_others";
-    if child::role().is_none() {
-        return Child::start(TEST, "owner", &[]).expect("done");
-    }
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = Some(1024);
-    setrlimit(Resource::Nofile, limit).unwrap();
-    for pipeline in ["Posix", "Cache|Posix"] {
-        let place = place(pipeline);
-        let owner = place.serve();
-        let all: Vec<u64> = (0..6 * MANY).collect();
-        assert!(!put(&namespace(&owner), &all, LEN).contains(&false));
-        assert!(owner.drain(PATIENCE));
-        owner.close();
-        // Nothing is in memory.
-        let owner = place.serve();
-        let far = owner.stats().tiers.len() - 1;
-        let ns = namespace(&owner);
-        let mut stopped = stop_some(&place.socket(), ns.id());
-        eventually("open files", || {
-            let tier = &owner.stats().tiers[far];
-            tier.pinned_blocks + tier.reserved_blocks > 100
-        });
+    with_1024_descriptors(TEST, || {
+        for pipeline in ["Posix", "Cache|Posix"] {
+            let place = place(pipeline);
+            let owner = place.serve();
+            let all: Vec<u64> = (0..6 * MANY).collect();
+            assert!(!put(&namespace(&owner), &all, LEN).contains(&false));
+            assert!(owner.drain(PATIENCE));
+            owner.close();
+            // Nothing is in memory.
+            let owner = place.serve();
+            let far = owner.stats().tiers.len() - 1;
+            let ns = namespace(&owner);
+            let mut stopped = stop_some(&place.socket(), ns.id());
+            eventually("open files", || {
+                let tier = &owner.stats().tiers[far];
+                tier.pinned_blocks + tier.reserved_blocks >= 64
+            });
 
-        let client = kvdepot_service::connect(&place.socket(), Some(1)).unwrap();
-        let theirs = namespace(&client);
-        for (at, one) in [&ns, &theirs].into_iter().enumerate() {
-            let first = (2 + 2 * at as u64) * MANY;
-            let some: Vec<u64> = (first..first + 2 * MANY).collect();
-            let came = get(one, &some, LEN);
-            let missed = came.iter().filter(|came| **came != Outcome::Done).count();
-            assert_eq!(missed, 0, "{pipeline}: caller {at}");
-            let new: Vec<u64> = some.iter().map(|number| number + (1 << 40)).collect();
-            assert!(
-                !put(one, &new, LEN).contains(&false),
-                "{pipeline}: caller {at}"
-            );
-            assert!(has(one, &[first], LEN));
-            let pins = pin_all(one, first..first + 8);
-            assert_eq!(pins.len(), 8, "{pipeline}: caller {at}");
-            one.unpin(&pins, false);
+            let client = kvdepot_service::connect(&place.socket(), Some(1)).unwrap();
+            let theirs = namespace(&client);
+            for (at, one) in [&ns, &theirs].into_iter().enumerate() {
+                let first = (2 + 2 * at as u64) * MANY;
+                let some: Vec<u64> = (first..first + 2 * MANY).collect();
+                let came = get(one, &some, LEN);
+                let missed = came.iter().filter(|came| **came != Outcome::Done).count();
+                assert_eq!(missed, 0, "{pipeline}: caller {at}");
+                let new: Vec<u64> = some.iter().map(|number| number + (1 << 40)).collect();
+                assert!(
+                    !put(one, &new, LEN).contains(&false),
+                    "{pipeline}: caller {at}"
+                );
+                assert!(has(one, &[first], LEN));
+                let pins = pin_all(one, first..first + 8);
+                assert_eq!(pins.len(), 8, "{pipeline}: caller {at}");
+                one.unpin(&pins, false);
+            }
+            assert_eq!(owner.stats().tiers[far].unanswered, 0);
+            client.close();
+            for client in &mut stopped {
+                client
+                    .tasks
+                    .write_all(&frame(frames::GOODBYE, 0, &[]))
+                    .unwrap();
+            }
+            assert_at_rest(&owner);
+            owner.close();
         }
-        assert_eq!(owner.stats().tiers[far].unanswered, 0);
-        client.close();
-        for client in &mut stopped {
-            client
-                .tasks
-                .write_all(&frame(frames::GOODBYE, 0, &[]))
-                .unwrap();
-        }
-        assert_at_rest(&owner);
-        owner.close();
-    }
-    child::say("done");
-    child::sleep_until_killed();
+    });
 }
 
 #[test]
@@ -134,4 +141,29 @@ fn a_client_that_never_reads_leaves_space_for_prefetches_of_others() {
     greedy.close();
     other.close();
     assert_at_rest(&owner);
+}
+
+#[test]
+fn pins_that_last_keep_no_client_from_its_gets() {
+    const TEST: &str = "share_files::pins_that_last_keep_no_client_from_its_gets";
+    with_1024_descriptors(TEST, || {
+        let place = place("Posix");
+        let owner = place.serve();
+        let ns = namespace(&owner);
+        let all: Vec<u64> = (0..MANY).collect();
+        assert!(!put(&ns, &all, LEN).contains(&false));
+        let client = kvdepot_service::connect(&place.socket(), Some(1)).unwrap();
+        let theirs = namespace(&client);
+        for pinned_by in [&ns, &theirs] {
+            // As many as there may be.
+            let pins = pin_all(pinned_by, 0..MANY);
+            assert!((32..MANY as usize).contains(&pins.len()), "{}", pins.len());
+            for one in [&ns, &theirs] {
+                assert!(has(one, &all, LEN));
+            }
+            pinned_by.unpin(&pins, false);
+        }
+        client.close();
+        assert_at_rest(&owner);
+    });
 }

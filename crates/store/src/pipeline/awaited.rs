@@ -87,6 +87,7 @@ impl Awaited {
             return;
         }
         let mut state = self.state.lock();
+        state.expire(clock::now());
         for key in keys {
             let key = *key;
             state.remove(&Identity { namespace, key });

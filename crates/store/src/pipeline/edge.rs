@@ -87,7 +87,7 @@ impl Edge {
             let touched = || Ghosts::new(blocks, bytes);
             let depth = depth.unwrap_or_else(|| near.block_max() / 2);
             // Each is pinned in the nearer tier: calls find pins beside them.
-            let pinned = near.apart().map_or(usize::MAX, Apart::background_max);
+            let pinned = near.apart().map_or(usize::MAX, Apart::write_back_max);
             Edge {
                 budget: Budget::new(depth, pinned as u64),
                 batches: far.apart().map_or(1, |_| BATCHES_LATE),

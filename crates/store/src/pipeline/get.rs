@@ -182,7 +182,8 @@ impl Get {
                 continue;
             }
             let (get, limit) = (Arc::clone(self), apart.lookup_limit());
-            return self.ask(tier, indices, move |pinned, rest| {
+            let waits = turn.clone();
+            return self.ask(tier, indices, waits, move |pinned, rest| {
                 if let Some(turn) = turn.as_deref().filter(|_| pinned.is_empty()) {
                     turn.came_to_nothing(limit);
                 }
@@ -256,6 +257,7 @@ impl Get {
         self: &Arc<Get>,
         tier: usize,
         indices: Vec<usize>,
+        turn: Option<Arc<Turn>>,
         then: impl FnOnce(Vec<(usize, Place)>, Vec<usize>) + Send + 'static,
     ) {
         let Some(apart) = self.core.tiers[tier].apart() else {
@@ -263,28 +265,21 @@ impl Get {
         };
         let get = Arc::clone(self);
         let slots = apart.take_for_moves(self.caller.seat(), indices.len());
-        slots.then(move |slots| match slots.flatten() {
-            Some(slots) => get.ask_with(slots, tier, indices, then),
-            None => then(Vec::new(), indices),
-        });
-    }
-
-    fn ask_with(
-        self: &Arc<Get>,
-        slots: Permits,
-        tier: usize,
-        indices: Vec<usize>,
-        then: impl FnOnce(Vec<(usize, Place)>, Vec<usize>) + Send + 'static,
-    ) {
-        let Some(apart) = self.core.tiers[tier].apart() else {
-            return then(Vec::new(), indices);
-        };
-        let keys: Vec<Key> = indices.iter().map(|index| self.keys[*index]).collect();
-        let used = self.stamps_of(&indices);
-        let get = Arc::clone(self);
-        apart.pin(self.namespace, &keys, &used).then(move |places| {
-            let (pinned, rest) = get.sort_out(tier, indices, places, slots);
-            then(pinned, rest);
+        slots.then(move |slots| {
+            let apart = get.core.tiers[tier].apart();
+            let Some((apart, slots)) = apart.zip(slots.flatten()) else {
+                return then(Vec::new(), indices);
+            };
+            if let Some(turn) = turn {
+                turn.begins();
+            }
+            let keys: Vec<Key> = indices.iter().map(|index| get.keys[*index]).collect();
+            let asked = apart.pin(get.namespace, &keys, &get.stamps_of(&indices));
+            let get = Arc::clone(&get);
+            asked.then(move |places| {
+                let (pinned, rest) = get.sort_out(tier, indices, places, slots);
+                then(pinned, rest);
+            });
         });
     }
 

@@ -49,7 +49,7 @@ impl Core {
             let stop = ledger.stop;
             let queues = &mut ledger.edges[edge];
             let tier = self.tiers[block.tier].apart();
-            let most = tier.map_or(usize::MAX, Apart::background_max);
+            let most = tier.map_or(usize::MAX, Apart::promotions_max);
             let has_room =
                 queues.promotion_bytes + block.place.len <= limit && queues.promotion_blocks < most;
             // One that somebody waits for finds room by itself, however large it is.
@@ -144,6 +144,9 @@ impl Core {
         }
         std::thread::sleep(RETRY);
         let until = clock::now() + BUSY_MAX;
+        // Who else wants these need not wait as long: without the ledger, which that may take.
+        let loads = later.iter().filter_map(|(block, _)| block.load.as_ref());
+        loads.for_each(Load::turn_away);
         let mut ledger = self.ledger.lock();
         for (mut block, replica) in later {
             if ledger.stop {
@@ -151,8 +154,6 @@ impl Core {
                 continue;
             }
             block.busy_until.get_or_insert(until);
-            // Who else wants it need not wait as long.
-            block.load.iter().for_each(Load::turn_away);
             let edge = block.tier - 1;
             ledger.edges[edge].promotions.push_back(block);
             self.ledger.work[edge].notify_one();

@@ -67,7 +67,7 @@ struct Turns<S> {
 /// A step that is in flight. The next one starts when this is dropped.
 pub(super) struct Turn {
     next: Option<Box<dyn FnOnce() + Send + Sync>>,
-    begun: Instant,
+    begun: Mutex<Instant>,
     is_over: Arc<AtomicBool>,
 }
 
@@ -77,9 +77,14 @@ impl Turn {
         self.is_over.load(Ordering::Acquire)
     }
 
+    /// Notes that a tier is asked now: the step has waited for others until then.
+    pub(super) fn begins(&self) {
+        *self.begun.lock() = clock::now();
+    }
+
     /// Notes that a tier with that limit has answered the step with nothing.
     pub(super) fn came_to_nothing(&self, limit: Duration) {
-        if clock::since(self.begun) >= limit {
+        if clock::since(*self.begun.lock()) >= limit {
             self.is_over.store(true, Ordering::Release);
         }
     }
@@ -143,7 +148,7 @@ impl<S: Send + 'static> Turns<S> {
             };
             let turn = Turn {
                 next: Some(Box::new(next)),
-                begun: clock::now(),
+                begun: Mutex::new(clock::now()),
                 is_over: Arc::clone(&self.is_over),
             };
             // The steps after one that panics run in its unwinding.

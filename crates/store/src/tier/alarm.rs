@@ -43,11 +43,17 @@ struct Clock {
 struct Watched {
     /// The next to end first; those of equal times in any order.
     questions: BinaryHeap<Reverse<Watch>>,
-    /// Those whose time is over.
-    due: VecDeque<Arc<dyn Expires>>,
+    /// Those whose time is over, and what other threads have handed over.
+    due: VecDeque<Due>,
     /// The depot closes: all requests end now.
     hurries: bool,
     stop: bool,
+}
+
+/// Work for a hand.
+enum Due {
+    Over(Arc<dyn Expires>),
+    Job(Box<dyn FnOnce() + Send>),
 }
 
 struct Watch {
@@ -138,6 +144,26 @@ impl Alarm {
         }
     }
 
+    /// Runs `job` in a thread of its own soon: the caller may hold locks that the job takes.
+    pub(super) fn hand_over(&self, job: Box<dyn FnOnce() + Send>) {
+        #[cfg(feature = "sim")]
+        if let Some(schedule) = kvdepot_media::sim::current() {
+            let run = move || {
+                job();
+                true
+            };
+            return schedule.after(Duration::ZERO, run);
+        }
+        let mut state = self.clock.state.lock();
+        if state.stop {
+            // Its threads may have ended, and so have all calls.
+            drop(state);
+            return job();
+        }
+        state.due.push_back(Due::Job(job));
+        self.clock.over.notify_one();
+    }
+
     /// Ends all questions that have a limit, and those that are still to come.
     pub fn hurry(&self) {
         self.clock.state.lock().hurries = true;
@@ -195,7 +221,7 @@ impl Clock {
                 state.questions.push(Reverse(watch));
                 continue;
             }
-            state.due.push_back(question);
+            state.due.push_back(Due::Over(question));
             self.over.notify_one();
         }
         self.over.notify_all();
@@ -204,7 +230,7 @@ impl Clock {
     fn lend_a_hand(&self) {
         let mut state = self.state.lock();
         loop {
-            let Some(question) = state.due.pop_front() else {
+            let Some(due) = state.due.pop_front() else {
                 if state.stop && state.questions.is_empty() {
                     return;
                 }
@@ -212,10 +238,13 @@ impl Clock {
                 continue;
             };
             parking_lot::MutexGuard::unlocked(&mut state, || {
-                if catch_unwind(AssertUnwindSafe(|| question.expire())).is_err() {
-                    tracing::error!("what follows an answer that did not come has panicked");
+                let run = || match due {
+                    Due::Over(question) => question.expire(),
+                    Due::Job(job) => job(),
+                };
+                if catch_unwind(AssertUnwindSafe(run)).is_err() {
+                    tracing::error!("what follows an answer, or its absence, has panicked");
                 }
-                drop(question);
             });
         }
     }
@@ -263,7 +292,10 @@ mod tests {
             }
             clock.changed.notify_one();
         });
-        clock.state.lock().due.pop_front().unwrap().expire();
+        match clock.state.lock().due.pop_front() {
+            Some(Due::Over(question)) => question.expire(),
+            _ => panic!("its time is over"),
+        }
         assert_eq!(receiver.recv(), Ok(None));
         assert!(!progress.is_wanted() && !reply.answer(5));
     }

@@ -34,10 +34,13 @@ const FAILURES: u32 = 3;
 const OPEN_FIRST: Duration = Duration::from_millis(500);
 const OPEN_MOST: Duration = Duration::from_secs(60);
 
-/// Steps of calls whose blocks are pinned or reserved at a time for callers who end that when they
-/// like, for promotions, and for write-back to the next tier: calls find others beside these.
+/// Steps of calls whose blocks are pinned or reserved at a time: for callers who end that when they
+/// like, for gets and puts of clients, for promotions, and for write-back to the next tier. Calls
+/// of this process find others beside these.
 const LASTING: usize = 4;
-const BACKGROUND: usize = 1;
+const MOVED: usize = 5;
+const PROMOTED: usize = 4;
+const WRITTEN_BACK: usize = 2;
 
 /// Blocks that were read through a door and are remembered, and their bytes: more than a tier of
 /// this host holds, in a table of a few megabytes.
@@ -55,6 +58,8 @@ pub(crate) struct Apart {
     breaker: Arc<Breaker>,
     /// Slots for pins and reservations that callers have, who end them when they like.
     lasting: Arc<Slots>,
+    /// Slots for what clients are told to move.
+    moved: Arc<Slots>,
     /// Blocks that were refused for want of them.
     full: AtomicU64,
     /// Those pins: closing ends what is left.
@@ -77,7 +82,8 @@ pub(crate) enum Answer<T> {
 pub(crate) struct Later<T> {
     pending: Pending<T>,
     limit: Duration,
-    breaker: Arc<Breaker>,
+    /// `None` if it is no answer of the tier.
+    breaker: Option<Arc<Breaker>>,
     alarm: Arc<Alarm>,
 }
 
@@ -97,9 +103,20 @@ impl<T: Send + 'static> Answer<T> {
             Answer::Later(later) => later,
         };
         let answer = wait(later.pending, &later.alarm, later.limit);
-        later.breaker.heard(answer.is_some());
+        if let Some(breaker) = later.breaker {
+            breaker.heard(answer.is_some());
+        }
         answer
     }
+}
+
+fn ask_for(slots: &Arc<Slots>, seat: u64, count: usize) -> Pending<Option<Permits>> {
+    let (reply, pending) = ask();
+    let refusal = || None;
+    slots.acquire((seat, count), reply, refusal, |reply, permits| {
+        reply.answer(Some(permits));
+    });
+    pending
 }
 
 /// Waits for an answer in this thread.
@@ -124,7 +141,9 @@ impl<T: Send + 'static> Later<T> {
             alarm,
         } = self;
         pending.then(Some((&alarm, limit)), move |answer| {
-            breaker.heard(answer.is_some());
+            if let Some(breaker) = breaker {
+                breaker.heard(answer.is_some());
+            }
             then(answer);
         });
     }
@@ -138,7 +157,8 @@ impl Apart {
     ) -> Apart {
         Apart {
             breaker: Arc::new(Breaker::new(tier.name())),
-            lasting: Slots::new(tier.step_max().saturating_mul(LASTING)),
+            lasting: Slots::new(tier.step_max().saturating_mul(LASTING), Some(&alarm)),
+            moved: Slots::new(tier.step_max().saturating_mul(MOVED), Some(&alarm)),
             full: AtomicU64::new(0),
             tier,
             number,
@@ -205,7 +225,7 @@ impl Apart {
     /// Takes slots for blocks that a caller is about to pin or to reserve, for as long as it likes.
     /// Others may have them all: `None` if they still do after `limit`.
     pub(crate) fn take_lasting(&self, seat: u64, count: usize, limit: Duration) -> Option<Permits> {
-        let taken = match self.ask_for_slots(seat, count).now() {
+        let taken = match ask_for(&self.lasting, seat, count).now() {
             Ok(taken) => taken,
             Err(pending) if limit.is_zero() => pending.wait(limit),
             Err(pending) => wait(pending, &self.alarm, limit),
@@ -218,32 +238,22 @@ impl Apart {
     /// it is. `None` if it gets no slots in time.
     pub(crate) fn take_for_moves(&self, seat: u64, count: usize) -> Answer<Option<Permits>> {
         if seat == 0 {
-            return Answer::Now(Some(Some(self.lasting.none())));
+            return Answer::Now(Some(Some(self.moved.none())));
         }
         // A client that has some waits for what it moves itself.
-        let limit = match self.lasting.has_some(seat) {
+        let limit = match self.moved.has_some(seat) {
             true => self.patience,
             false => self.lookup,
         };
-        match self.ask_for_slots(seat, count).now() {
+        match ask_for(&self.moved, seat, count).now() {
             Ok(taken) => Answer::Now(taken),
             Err(pending) => Answer::Later(Later {
                 pending,
                 limit,
-                breaker: Arc::clone(&self.breaker),
+                breaker: None,
                 alarm: Arc::clone(&self.alarm),
             }),
         }
-    }
-
-    fn ask_for_slots(&self, seat: u64, count: usize) -> Pending<Option<Permits>> {
-        let (reply, pending) = ask();
-        let refusal = || None;
-        self.lasting
-            .acquire((seat, count), reply, refusal, |reply, permits| {
-                reply.answer(Some(permits));
-            });
-        pending
     }
 
     /// Notes pins that a caller has from now on, each with its slot.
@@ -265,12 +275,20 @@ impl Apart {
         if places.is_empty() || *closed {
             return;
         }
-        let mut ended = Vec::new();
+        let mut ended: Vec<Permits> = Vec::new();
         for some in places.chunks(TURN) {
             let mut lent = self.lent.lock();
-            ended.extend(some.iter().filter_map(|place| lent.remove(&place.token)));
+            for place in some {
+                let slots = lent.remove(&place.token).and_then(|(_, slots)| slots);
+                let other = match (ended.last_mut(), slots) {
+                    (Some(last), Some(slots)) => last.merge(slots),
+                    (_, slots) => slots,
+                };
+                ended.extend(other);
+            }
         }
         self.tier.unpin(places);
+        drop(closed);
         // Only now, and without a lock: their slots are others' from here on.
         drop(ended);
     }
@@ -339,7 +357,7 @@ impl Apart {
             Err(pending) => Answer::Later(Later {
                 pending,
                 limit,
-                breaker: Arc::clone(&self.breaker),
+                breaker: Some(Arc::clone(&self.breaker)),
                 alarm: Arc::clone(&self.alarm),
             }),
         }
@@ -359,10 +377,14 @@ impl Apart {
         self.tier.step_max()
     }
 
-    /// Most blocks that are pinned to be promoted, and as many again to be written back: calls find
-    /// pins beside them.
-    pub(crate) fn background_max(&self) -> usize {
-        self.step_max().saturating_mul(BACKGROUND)
+    /// Most blocks that are pinned to be promoted: calls find pins beside them.
+    pub(crate) fn promotions_max(&self) -> usize {
+        self.step_max().saturating_mul(PROMOTED)
+    }
+
+    /// Most blocks that are pinned to be written to the next tier.
+    pub(crate) fn write_back_max(&self) -> usize {
+        self.step_max().saturating_mul(WRITTEN_BACK)
     }
 
     pub(crate) fn probe(&self, id: NamespaceId, keys: &[Key]) -> Answer<Vec<bool>> {

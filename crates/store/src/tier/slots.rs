@@ -3,7 +3,8 @@
 //! that it needs.
 //!
 //! A call gets its slots at once or waits without any, so two calls never wait for each other. A
-//! client that has its [share](Shares) waits until it gives slots back; calls of others pass it.
+//! client that has its [share](Shares) waits until it gives slots back, and calls of others pass
+//! it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,12 +12,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
+use super::alarm::Alarm;
 use super::late::{Progress, Reply};
 use crate::shares::Shares;
 
 /// The slots of one tier.
 pub(crate) struct Slots {
     most: usize,
+    /// Has threads for calls that get the slots of others, if they are not to run in the thread
+    /// that releases these: it may hold locks.
+    alarm: Option<Arc<Alarm>>,
     state: Mutex<State>,
 }
 
@@ -44,6 +49,15 @@ pub(crate) struct Permits {
 }
 
 impl Permits {
+    /// Adds the slots of another call of the same client; returns them if they are of another.
+    pub(super) fn merge(&mut self, mut other: Permits) -> Option<Permits> {
+        if other.seat != self.seat {
+            return Some(other);
+        }
+        self.count += std::mem::take(&mut other.count);
+        None
+    }
+
     /// Returns true if none is left.
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
@@ -69,9 +83,10 @@ impl Drop for Permits {
 }
 
 impl Slots {
-    pub(super) fn new(most: usize) -> Arc<Slots> {
+    pub(super) fn new(most: usize, alarm: Option<&Arc<Alarm>>) -> Arc<Slots> {
         Arc::new(Slots {
             most,
+            alarm: alarm.cloned(),
             state: Mutex::new(State {
                 shares: Shares::new(most as u64),
                 waiting: VecDeque::new(),
@@ -99,8 +114,8 @@ impl Slots {
     }
 
     /// Runs `then` with `count` slots for `seat`, or with all that the tier has if these are fewer:
-    /// in this call if they are free, else in the thread that releases the last of them. A call
-    /// that still waits at its limit is answered with `refusal`.
+    /// in this call if they are free, else soon after the last of them is released. A call that
+    /// still waits at its limit is answered with `refusal`.
     pub(super) fn acquire<T: Send + 'static>(
         self: &Arc<Slots>,
         (seat, count): (u64, usize),
@@ -170,7 +185,11 @@ impl Slots {
                 return;
             };
             let slots = Arc::clone(self);
-            run(Permits { slots, seat, count });
+            let permits = Permits { slots, seat, count };
+            match &self.alarm {
+                Some(alarm) => alarm.hand_over(Box::new(move || run(permits))),
+                None => run(permits),
+            }
         }
     }
 }
@@ -189,8 +208,9 @@ impl State {
             if self.shares.fits(seat, count as u64) {
                 return Some(at);
             }
-            // Large calls have their turn before small ones that came later.
-            if count as u64 > free {
+            // Large calls have their turn before small ones that came later. One whose client holds
+            // slots goes on when these are released.
+            if count as u64 > free && self.shares.of(seat) == 0 {
                 return None;
             }
         }
@@ -217,7 +237,7 @@ mod tests {
 
     #[test]
     fn calls_wait_in_turn_and_get_all_their_slots_at_once() {
-        let slots = Slots::new(4);
+        let slots = Slots::new(4, None);
         let (sender, receiver) = mpsc::channel();
         let begin = |name: u32, count: usize| {
             let (reply, pending) = ask::<u32>();
@@ -256,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_call_that_waits_until_its_limit_is_refused_and_holds_nothing() {
-        let slots = Slots::new(2);
+        let slots = Slots::new(2, None);
         let (reply, _pending) = ask::<u32>();
         let (sender, receiver) = mpsc::channel();
         slots.acquire(
@@ -291,7 +311,7 @@ mod tests {
 
     #[test]
     fn calls_behind_one_that_has_given_up_get_what_is_free() {
-        let slots = Slots::new(3);
+        let slots = Slots::new(3, None);
         let begin = |count: usize| {
             let (reply, pending) = ask::<Option<Permits>>();
             let then = |reply: Reply<_>, permits| {
@@ -318,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_client_that_gives_nothing_back_leaves_slots_for_others() {
-        let slots = Slots::new(16);
+        let slots = Slots::new(16, None);
         let begin = |seat: u64, count: usize| {
             let (reply, pending) = ask::<Option<Permits>>();
             let then = |reply: Reply<_>, permits| {
@@ -351,5 +371,22 @@ mod tests {
         assert!(large.wait(LONG).flatten().is_some());
         assert!(small.wait(LONG).flatten().is_some());
         assert_eq!(slots.state.lock().shares.held(), 0);
+    }
+
+    #[test]
+    fn a_client_that_lacks_slots_and_holds_some_is_passed() {
+        let slots = Slots::new(16, None);
+        let begin = |seat: u64, count: usize| {
+            let (reply, pending) = ask::<Option<Permits>>();
+            let then = |reply: Reply<_>, permits| {
+                reply.answer(Some(permits));
+            };
+            slots.acquire((seat, count), reply, || None, then);
+            pending
+        };
+        let _held = [begin(1, 4).now().ok(), begin(1, 4).now().ok()];
+        let _waits = begin(1, 4);
+        let _others = [begin(2, 4).now().ok(), begin(3, 3).now().ok()];
+        assert!(begin(4, 1).now().is_ok());
     }
 }

@@ -148,14 +148,14 @@ fn calls_wait_for_open_files_and_no_block_is_missed() {
 }
 
 #[test]
-fn reservations_and_pins_that_last_have_half_of_the_files_and_leave_others_the_rest() {
+fn reservations_and_pins_that_last_have_a_quarter_of_the_files_and_leave_others_the_rest() {
     const TEST: &str = concat!(
         "posix_bounds::",
-        "reservations_and_pins_that_last_have_half_of_the_files_and_leave_others_the_rest"
+        "reservations_and_pins_that_last_have_a_quarter_of_the_files_and_leave_others_the_rest"
     );
     const LEN: usize = 1000;
-    /// Half of the 512 files that may be open.
-    const LASTING: usize = 256;
+    /// A quarter of the 512 files that may be open.
+    const LASTING: usize = 128;
     with_1024_descriptors(TEST, |at| {
         for pipeline in ["Posix", "Cache|Posix"] {
             let path = at.join(pipeline.replace('|', "-"));
@@ -217,7 +217,7 @@ fn calls_of_many_blocks_have_their_files_open_in_steps_beside_pins_that_last() {
     );
     const LEN: usize = 1000;
     const BLOCKS: u64 = 3000;
-    const PINS: usize = 200;
+    const PINS: usize = 100;
     with_1024_descriptors(TEST, |at| {
         for pipeline in ["Posix", "Cache|Posix"] {
             let path = at.join(pipeline.replace('|', "-"));

@@ -216,7 +216,10 @@ impl Frames<'_> {
             return Ok(Status::Done);
         };
         let mut said = [0; SUM];
-        socket::receive(socket, &mut said)?;
+        match until {
+            Some(until) => socket::receive_by(socket, &mut said, until)?,
+            None => socket::receive(socket, &mut said)?,
+        }
         match sum == Checksum(said) {
             true => Ok(Status::Done),
             false => Ok(Status::Checksum),

@@ -1,7 +1,7 @@
 //! Who has not proved itself, who has forked, and who has gone: what they cost, and whom.
 
-use std::io::Write;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Barrier};
 
@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process, setrlimit};
 
 use crate::common::peer::{NAME, Peer};
-use crate::common::raw::{Head, Raw};
+use crate::common::raw::{Head, Raw, hello};
 use crate::common::{
     Home, Local, PATIENCE, config, done, ended, engine, engine_of, held, ms, submit, until,
 };
@@ -335,4 +335,26 @@ fn an_initiator_that_has_forked_ends_with_its_process() {
         tell.send(()).unwrap();
     });
     told.recv_timeout(PATIENCE).unwrap();
+}
+
+#[test]
+fn strangers_that_have_said_hello_keep_nobody_out() {
+    alone("strangers_that_have_said_hello_keep_nobody_out", || {
+        allow_descriptors(4096);
+        let target = engine_of(with_token());
+        let address = target.address().unwrap();
+        let strangers = (0..UNGREETED as u32).map(|lane| {
+            let mut one = TcpStream::connect(address).unwrap();
+            one.write_all(&hello(lane, [5; 16])).unwrap();
+            // The target's challenge.
+            one.read_exact(&mut [0; 64]).unwrap();
+            one
+        });
+        let _strangers: Vec<TcpStream> = strangers.collect();
+        let honest = engine_of(Config {
+            retries: 4,
+            ..with_token()
+        });
+        honest.ping(address).unwrap();
+    });
 }

@@ -85,7 +85,15 @@ impl Put {
         let Some(apart) = self.core.tiers[tier].apart() else {
             return;
         };
-        let (put, limit) = (Arc::clone(self), apart.limit());
+        let put = Arc::clone(self);
+        // One that gets no slots has waited for as long as a lookup may take.
+        let limit = match &slots {
+            Some(None) => apart.lookup_limit(),
+            _ => apart.limit(),
+        };
+        if let Some(Some(_)) = &slots {
+            turn.begins();
+        }
         let wanted = self.all_wanted(&mine);
         let answer = match &slots {
             None => Answer::Now(None),

@@ -12,6 +12,7 @@
 //! files at a time is bounded ([`Unnamed`](super::usage::Unnamed)): no look finds them.
 
 mod at;
+mod time;
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -26,8 +27,8 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use kvdepot_arena::format::file_header::{FileHeader, LEN, macs};
-use kvdepot_arena::{Durability, Error, Identity, clock};
-use kvdepot_host::dir::{Access, Dir, Seen, mark_used};
+use kvdepot_arena::{Durability, Error, Identity};
+use kvdepot_host::dir::{Access, Dir, Seen};
 use kvdepot_host::lock::{self};
 use kvdepot_media::file::Manner;
 use parking_lot::Mutex;
@@ -386,22 +387,6 @@ impl Folder {
 
     pub(super) fn folders(&self) -> u32 {
         *self.fan_out.get_or_init(|| FAN_OUT)
-    }
-
-    /// Says that this process is there still; the time by the file system's clock.
-    pub(super) fn still_here(&self) -> Result<i128, Error> {
-        let at = self.at.load();
-        let fd = at.alive.fd()?;
-        mark_used(fd)?;
-        let now = Seen::of(fd)?.map_or(0, |seen| seen.changed);
-        let ahead = now - i128::from(clock::unix_nanos());
-        self.ahead.store(ahead as i64, Ordering::Relaxed);
-        Ok(now)
-    }
-
-    /// The time by that clock, in nanoseconds, as far as it is known.
-    pub(super) fn now(&self) -> i64 {
-        clock::unix_nanos().saturating_add(self.ahead.load(Ordering::Relaxed))
     }
 
     /// Removes what processes have left that are gone; how many bytes. One of this host's lifetime

@@ -66,9 +66,9 @@ const LOOKS: usize = 64;
 const OPENS: usize = 8;
 const MAKES: usize = 4;
 
-/// Steps of calls that may have files open at a time, at least: half of them for pins and
-/// reservations that last, and a quarter for promotions.
-const STEPS: usize = 8;
+/// Steps of calls that may have files open at a time, at least: four for pins and reservations that
+/// last, five for gets and puts of clients, four for promotions, two for write-back.
+const STEPS: usize = 16;
 
 /// How long a close waits for a file system that may hang: all of it ends within a second.
 const TO_CLOSE: Duration = Duration::from_millis(900);

@@ -114,7 +114,7 @@ impl Open {
             syncs: syncs(far, options, manner.is_direct()),
             far,
             keys: terms.keys,
-            slots: Slots::new(files_max(&options.reach)),
+            slots: Slots::new(files_max(&options.reach), None),
             desk: Arc::clone(desk),
             next: AtomicU64::new(0),
             state: Mutex::default(),
