@@ -18,7 +18,7 @@ use crate::task::{Mirror, Outcome, Task};
 
 impl Core {
     /// Brings the consecutive hits from the first key into the near tier, in the background. They
-    /// count as [awaited](super::awaited) by the client of that `seat` until they are read.
+    /// count as awaited by the client of that `seat` until they are read (`pipeline/awaited.rs`).
     pub fn prefetch(
         self: &Arc<Core>,
         seat: u64,
