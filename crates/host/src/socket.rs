@@ -151,7 +151,7 @@ struct Locked(File);
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // A child that was forked meanwhile has the descriptor, and would keep the lock.
+        // A child that was forked since then has the descriptor too, and would keep the lock.
         let _closed_at_least = self.0.unlock();
     }
 }

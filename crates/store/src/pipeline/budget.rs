@@ -1,4 +1,4 @@
-//! How much may wait in the nearer tier of an edge for the farther one, and whose it is.
+//! The bytes and blocks that may wait in the upper tier of an edge for the lower one, by client.
 //!
 //! A put of this process moves on by itself: its lanes copy, the background thread writes on. One
 //! of a client may stop on its way, for as long as that process is stopped: see [`Shares`].

@@ -287,7 +287,7 @@ impl Get {
         indices.iter().map(|index| self.stamps.of(*index)).collect()
     }
 
-    /// What a tier that may answer late has pinned of these, and what it has not. The pins have
+    /// Sorts keys into those that an asynchronous tier has pinned and the rest. The pins have
     /// `slots` until they end.
     fn sort_out(
         &self,
@@ -371,7 +371,7 @@ impl Get {
     ) -> Option<bool> {
         let arrived = self.core.loads.arrived();
         while let Some(tier) = self.core.tiers.get(found.len()) {
-            // With slots, they have been begun.
+            // A call that has slots began its loads before it waited for these.
             let begins = slots.is_none() && self.core.loads.begin_at(found.len());
             if begins && !rest.is_empty() {
                 let (get, again) = (Arc::clone(self), step.clone());

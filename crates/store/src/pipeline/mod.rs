@@ -83,7 +83,7 @@ pub struct Core {
     pub(crate) idle_copier: Option<Copier>,
     pub(crate) ledger: Ledger,
     pub(crate) loads: Arc<Loads>,
-    /// What prefetches have promoted, and nobody has read.
+    /// Prefetched blocks that no call has read yet.
     pub(crate) awaited: Awaited,
     /// Of the thread that evicts ahead of need.
     pub(crate) bell: Bell,

@@ -110,15 +110,6 @@ impl<T: Send + 'static> Answer<T> {
     }
 }
 
-fn ask_for(slots: &Arc<Slots>, seat: u64, count: usize) -> Pending<Option<Permits>> {
-    let (reply, pending) = ask();
-    let refusal = || None;
-    slots.acquire((seat, count), reply, refusal, |reply, permits| {
-        reply.answer(Some(permits));
-    });
-    pending
-}
-
 /// Waits for an answer in this thread.
 fn wait<T: Send + 'static>(pending: Pending<T>, alarm: &Alarm, limit: Duration) -> Option<T> {
     // In a simulation its schedule ends the question.
@@ -206,26 +197,33 @@ impl Apart {
         stats
     }
 
-    /// Why a caller gets no slots that last.
-    pub(crate) fn no_slots_cause(&self) -> Cause {
+    /// Returns the cause of a refusal by [`Apart::take_lasting`].
+    pub(crate) fn no_lasting(&self) -> Cause {
         let most = self.lasting.most() as u64;
         Cause::Files { most }
     }
 
-    /// Refuses room for a block of `len` bytes, and counts it as the tier counts its own refusals.
-    pub(crate) fn no_slots(&self, len: u64) -> Refused {
+    /// Returns the cause of a refusal by [`Apart::take_for_moves`].
+    pub(crate) fn no_moved(&self) -> Cause {
+        let most = self.moved.most() as u64;
+        Cause::Files { most }
+    }
+
+    /// Rejects a block of `len` bytes for lack of slots, and counts it as the tier counts its own
+    /// rejections.
+    pub(crate) fn no_slots(&self, len: u64, cause: Cause) -> Refused {
         self.full.fetch_add(1, Ordering::Relaxed);
         Refused::Full(Full {
             tier: self.tier.name(),
             requested: len,
-            cause: self.no_slots_cause(),
+            cause,
         })
     }
 
     /// Takes slots for blocks that a caller is about to pin or to reserve, for as long as it likes.
     /// Others may have them all: `None` if they still do after `limit`.
     pub(crate) fn take_lasting(&self, seat: u64, count: usize, limit: Duration) -> Option<Permits> {
-        let taken = match ask_for(&self.lasting, seat, count).now() {
+        let taken = match self.lasting.ask(seat, count).now() {
             Ok(taken) => taken,
             Err(pending) if limit.is_zero() => pending.wait(limit),
             Err(pending) => wait(pending, &self.alarm, limit),
@@ -245,7 +243,7 @@ impl Apart {
             true => self.patience,
             false => self.lookup,
         };
-        match ask_for(&self.moved, seat, count).now() {
+        match self.moved.ask(seat, count).now() {
             Ok(taken) => Answer::Now(taken),
             Err(pending) => Answer::Later(Later {
                 pending,

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::alarm::Alarm;
-use super::late::{Progress, Reply};
+use super::late::{Pending, Progress, Reply, ask};
 use crate::shares::Shares;
 
 /// The slots of one tier.
@@ -159,6 +159,16 @@ impl Slots {
         drop(over);
     }
 
+    /// Asks for `count` slots for `seat`. The answer is `None` at the limit of the question.
+    pub(super) fn ask(self: &Arc<Slots>, seat: u64, count: usize) -> Pending<Option<Permits>> {
+        let (reply, pending) = ask();
+        let refusal = || None;
+        self.acquire((seat, count), reply, refusal, |reply, permits| {
+            reply.answer(Some(permits));
+        });
+        pending
+    }
+
     /// No call waits any longer.
     pub(super) fn close(&self) {
         let waiting = std::mem::take(&mut self.state.lock().waiting);
@@ -231,7 +241,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::tier::late::ask;
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -312,14 +321,7 @@ mod tests {
     #[test]
     fn calls_behind_one_that_has_given_up_get_what_is_free() {
         let slots = Slots::new(3, None);
-        let begin = |count: usize| {
-            let (reply, pending) = ask::<Option<Permits>>();
-            let then = |reply: Reply<_>, permits| {
-                reply.answer(Some(permits));
-            };
-            slots.acquire((0, count), reply, || None, then);
-            pending
-        };
+        let begin = |count| slots.ask(0, count);
         let first = begin(2).wait(LONG).flatten();
         assert!(first.is_some());
         let large = begin(3);
@@ -339,14 +341,7 @@ mod tests {
     #[test]
     fn a_client_that_gives_nothing_back_leaves_slots_for_others() {
         let slots = Slots::new(16, None);
-        let begin = |seat: u64, count: usize| {
-            let (reply, pending) = ask::<Option<Permits>>();
-            let then = |reply: Reply<_>, permits| {
-                reply.answer(Some(permits));
-            };
-            slots.acquire((seat, count), reply, || None, then);
-            pending
-        };
+        let begin = |seat, count| slots.ask(seat, count);
         let stopped: Vec<_> = (0..4).map(|_| begin(1, 4)).collect();
         // Half of them. The other calls wait, and others pass them.
         let mut stopped = stopped.into_iter().map(|pending| pending.now());
@@ -376,14 +371,7 @@ mod tests {
     #[test]
     fn a_client_that_lacks_slots_and_holds_some_is_passed() {
         let slots = Slots::new(16, None);
-        let begin = |seat: u64, count: usize| {
-            let (reply, pending) = ask::<Option<Permits>>();
-            let then = |reply: Reply<_>, permits| {
-                reply.answer(Some(permits));
-            };
-            slots.acquire((seat, count), reply, || None, then);
-            pending
-        };
+        let begin = |seat, count| slots.ask(seat, count);
         let _held = [begin(1, 4).now().ok(), begin(1, 4).now().ok()];
         let _waits = begin(1, 4);
         let _others = [begin(2, 4).now().ok(), begin(3, 3).now().ok()];

@@ -13,9 +13,9 @@ use crate::task::Outcome;
 use crate::tier::{Answer, Apart, Permits};
 
 impl Put {
-    /// Reserves in a tier that may answer late. Calls of this process that want the same keys there
-    /// join the first, or whoever writes them nearer; of other processes the tier sees to it. What
-    /// it does not take goes `further`, or not.
+    /// Reserves in an asynchronous tier. Calls of this process for the same keys join the first
+    /// call, or the one that writes these keys to an upper tier; the tier handles other processes.
+    /// Blocks that the tier rejects skip it if `further` is true.
     pub(super) fn reserve_late(
         self: &Arc<Put>,
         tier: usize,
@@ -99,7 +99,8 @@ impl Put {
             None => Answer::Now(None),
             Some(Some(_)) => apart.reserve(self.namespace, &wanted),
             Some(None) => {
-                let refused = wanted.iter().map(|one| Err(apart.no_slots(one.len)));
+                let cause = apart.no_moved();
+                let refused = wanted.iter().map(|one| Err(apart.no_slots(one.len, cause)));
                 Answer::Now(Some(refused.collect()))
             }
         };

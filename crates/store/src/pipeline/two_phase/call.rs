@@ -102,7 +102,9 @@ impl Call<'_> {
                     refusal = Some(cause);
                     for (index, _) in mine {
                         let refused = match cause {
-                            Some(Cause::Files { .. }) => apart.no_slots(self.len(index)),
+                            Some(cause @ Cause::Files { .. }) => {
+                                apart.no_slots(self.len(index), cause)
+                            }
                             _ => core.refused(tier, self.len(index), cause),
                         };
                         self.answers[index] = Some(Err(refused));
@@ -139,7 +141,7 @@ impl Call<'_> {
             return Err(Some(Cause::Apart));
         }
         let slots = apart.take_lasting(self.holder.seat, wanted.len(), patience);
-        let slots = slots.ok_or_else(|| Some(apart.no_slots_cause()))?;
+        let slots = slots.ok_or_else(|| Some(apart.no_lasting()))?;
         let mut silent = false;
         let places = core.unless_nearer(tier, self.namespace, wanted, |asked| {
             let answers = core.reserve_written((tier, apart), self.namespace, asked);
