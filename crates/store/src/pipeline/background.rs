@@ -191,6 +191,10 @@ impl Core {
             let share = share.filter(|_| to == edge + 1);
             ended.push((*place, outcome, to, there, share));
         }
+        let full = ended
+            .iter()
+            .filter(|(_, outcome, ..)| *outcome == Outcome::Full);
+        self.note_not_written(&full.map(|(place, ..)| place).collect::<Vec<_>>());
         near.unpin(ended.iter().map(|(place, ..)| place));
         for (place, outcome, to, there, share) in ended {
             let there = there.and_then(|there| self.keep(to, &place, there));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvdepot_arena::gate::Pass;
-use kvdepot_arena::{Identity, Key, NamespaceId, Place, Token, held};
+use kvdepot_arena::{Identity, Key, NamespaceId, Place, Stamps, Token, held};
 
 use super::Core;
 use super::budget::Share;
@@ -69,6 +69,7 @@ impl Core {
     pub(super) fn asked(self: &Arc<Core>, id: NamespaceId, keys: &[Key]) {
         self.note_asked(id, keys);
         self.touch(id, keys);
+        self.offer_again(id, keys);
     }
 
     /// Sends on what has stayed in its tier, is there still, and is touched again now, as far as
@@ -76,37 +77,50 @@ impl Core {
     pub(super) fn touch(self: &Arc<Core>, id: NamespaceId, keys: &[Key]) {
         for (tier, edge) in self.edges.iter().enumerate() {
             let stayed = edge.stayed(id, keys);
-            // It takes the ledger, and whoever passes by locks asks again.
-            if stayed.is_empty() || held::passes() {
-                continue;
+            if !stayed.is_empty() {
+                self.send_again(tier, id, &stayed, self.uses.asked());
             }
-            match &self.tiers[tier] {
-                Stage::Here(arenas) => {
-                    let mut places = Vec::with_capacity(stayed.len());
-                    let mut found = vec![false; stayed.len()];
-                    // What it is used for stamps it.
-                    let never = |_| 0;
-                    arenas.pin(id, &stayed, &mut found, never, |_, place| {
-                        places.push(place);
-                    });
-                    self.send_touched(tier, places);
-                }
-                Stage::Apart(apart) => {
-                    let Ok(pass) = self.gate.enter() else { return };
-                    let touched = Touched {
-                        core: Arc::clone(self),
-                        namespace: id,
-                        tier,
-                        _pass: pass,
-                    };
-                    let touched = Arc::new(touched);
-                    let stamps = self.uses.asked();
-                    let stayed = stayed.into_iter().enumerate();
-                    let stayed = stayed.map(|(at, key)| (key, stamps.of(at)));
-                    in_turns(stayed.collect(), apart.step_max(), move |step, turn| {
-                        touched.ask(&step, turn);
-                    });
-                }
+        }
+    }
+
+    /// Sends on what a tier still has of these blocks, which are used with these stamps.
+    pub(super) fn send_again(
+        self: &Arc<Core>,
+        tier: usize,
+        id: NamespaceId,
+        keys: &[Key],
+        stamps: Stamps,
+    ) {
+        // It takes the ledger, and whoever passes by locks asks again.
+        if held::passes() {
+            return;
+        }
+        match &self.tiers[tier] {
+            Stage::Here(arenas) => {
+                let mut places = Vec::with_capacity(keys.len());
+                let mut found = vec![false; keys.len()];
+                // The call that asks for them stamps them here.
+                let never = |_| 0;
+                arenas.pin(id, keys, &mut found, never, |index, place| {
+                    let stamp = stamps.of(index);
+                    places.push(Place { stamp, ..place });
+                });
+                self.send_touched(tier, places);
+            }
+            Stage::Apart(apart) => {
+                let Ok(pass) = self.gate.enter() else { return };
+                let touched = Touched {
+                    core: Arc::clone(self),
+                    namespace: id,
+                    tier,
+                    _pass: pass,
+                };
+                let touched = Arc::new(touched);
+                let used = keys.iter().enumerate();
+                let used = used.map(|(at, key)| (*key, stamps.of(at)));
+                in_turns(used.collect(), apart.step_max(), move |step, turn| {
+                    touched.ask(&step, turn);
+                });
             }
         }
     }

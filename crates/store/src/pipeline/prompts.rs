@@ -6,9 +6,10 @@
 //! which have no stamps: the next call of the prompt continues them.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use kvdepot_arena::held::TURN;
-use kvdepot_arena::{Identity, Key, NamespaceId, Stamps};
+use kvdepot_arena::{Identity, Key, NamespaceId, Place, Stamps, Use};
 use parking_lot::RwLock;
 
 use super::Core;
@@ -33,6 +34,8 @@ struct Position {
 struct Remembered {
     now: HashMap<Identity, Position>,
     before: HashMap<Identity, Position>,
+    /// Whether one of them may be a block that found no space.
+    has_full: bool,
 }
 
 impl Remembered {
@@ -67,7 +70,9 @@ impl Prompts {
         let mut known = self.0.write();
         if known.now.len() >= REMEMBERED {
             known.before = std::mem::take(&mut known.now);
+            known.has_full = known.before.values().any(|one| one.is_full);
         }
+        known.has_full |= position.is_full;
         known.now.insert(block, position);
     }
 
@@ -80,7 +85,7 @@ impl Prompts {
         let mut first = None;
         for (turn, some) in keys.chunks(TURN).enumerate() {
             let known = self.0.read();
-            if known.now.is_empty() && known.before.is_empty() {
+            if !known.has_full {
                 return first;
             }
             let is_full = |at: &usize| known.is_full(&block(&some[*at]));
@@ -198,6 +203,32 @@ impl Core {
     fn note_end(&self, namespace: NamespaceId, keys: &[Key], stamps: Stamps) {
         if let Some((key, before)) = keys.split_last() {
             self.note_position(namespace, *key, stamps.of(before.len()), false);
+        }
+    }
+
+    /// Notes blocks that a tier evicted nothing for, in the order in which they were to be written
+    /// to it. They are offered again when a call asks for them: the first of each run is remembered.
+    pub(super) fn note_not_written(&self, places: &[&Place]) {
+        let mut before = None;
+        for place in places {
+            // The blocks of a call have stamps of one use, and so have the calls of a prompt.
+            let began = Use::of(place.stamp).began;
+            if before.replace(began) != Some(began) {
+                let Identity { namespace, key } = place.identity;
+                self.note_position(namespace, key, place.stamp, true);
+            }
+        }
+    }
+
+    /// Offers blocks to the last tier again, if it had no space for them when they were new and a
+    /// tier before it still has them: a call asks for them.
+    pub(super) fn offer_again(self: &Arc<Core>, namespace: NamespaceId, keys: &[Key]) {
+        let Some(tier) = self.edges.len().checked_sub(1) else {
+            return;
+        };
+        if let Some(first) = self.prompts.take_full(namespace, keys) {
+            let stamps = self.uses.call(0).again();
+            self.send_again(tier, namespace, &keys[first..], stamps);
         }
     }
 

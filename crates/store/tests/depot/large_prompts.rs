@@ -163,6 +163,35 @@ fn a_prompt_larger_than_the_nearer_tier_passes_through_it() {
 }
 
 #[test]
+fn a_prompt_that_is_used_in_memory_is_offered_again_to_the_tier_behind() {
+    for last in ["Dax", "Posix"] {
+        let place = Place::new(&format!("Cache|{last}"), "8MiB", "9MiB");
+        let files = place.dir().join("files");
+        let files = json!({"path": files.to_str().unwrap(), "capacity": "8704KiB"});
+        let place = match last {
+            "Posix" => place.with_section("posix", files),
+            _ => place,
+        };
+        let place = place.with("", "admission", "all");
+        let prompt = 700_000..700_040;
+        let depot = place.open();
+        let ns = namespace(&depot);
+        for other in 1..31 {
+            put(&ns, &usual(other).collect::<Vec<_>>(), LEN);
+        }
+        offer(&ns, prompt.clone(), 8);
+        // It is asked for, and the memory has it.
+        for _ in 0..4 {
+            assert_eq!(hits(&ns, prompt.clone()), 40);
+            assert!(depot.drain(PATIENCE));
+        }
+        depot.close();
+        let depot = place.open();
+        assert_eq!(hits(&namespace(&depot), prompt), 40, "{last}");
+    }
+}
+
+#[test]
 fn two_large_prompts_at_once_leave_what_was_used_just_before() {
     for place in places() {
         let depot = place.open();
