@@ -207,7 +207,7 @@ impl Core {
     }
 
     /// Notes blocks that a tier evicted nothing for, in the order in which they were to be written
-    /// to it. They are offered again when a call asks for them: the first of each run is remembered.
+    /// to it. They are offered again when a call asks for them: the first of each run is kept.
     pub(super) fn note_not_written(&self, places: &[&Place]) {
         let mut before = None;
         for place in places {
