@@ -175,6 +175,8 @@ impl World {
         let Some(id) = all.find(|id| self.block(*id).lasting) else {
             return Ok(());
         };
+        // What others have prefetched and not read leaves room after ten seconds.
+        self.schedule.pass(std::time::Duration::from_secs(10));
         let namespace = self.namespace(id.0)?;
         let task = namespace.prefetch(&[crate::world::key(id.1)]);
         let task = task.map_err(|error| format!("prefetch: {error}"))?;
