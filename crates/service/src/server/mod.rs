@@ -372,13 +372,16 @@ impl Owner {
                 Ok(())
             }
             Role::Tasks(number) => {
-                let half = self.clients.lock().halves.remove(&number);
-                let half = match half {
-                    Some(half) if half.from.pid == pid => half,
-                    _ => {
-                        let reason = format!("client {number} is unknown, or another process");
-                        return Err(refused(reason));
-                    }
+                let half = {
+                    let mut clients = self.clients.lock();
+                    // Another process's connection takes nobody's half away.
+                    let half = clients.halves.get(&number);
+                    let is_own = half.is_some_and(|half| half.from.pid == pid);
+                    is_own.then(|| clients.halves.remove(&number)).flatten()
+                };
+                let Some(half) = half else {
+                    let reason = format!("client {number} is unknown, or another process");
+                    return Err(refused(reason));
                 };
                 let process = Process::of_peer(socket)?;
                 self.welcome(socket, asks, number, half.seat)?;

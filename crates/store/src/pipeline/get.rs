@@ -86,6 +86,7 @@ impl Core {
         options: GetOptions,
     ) {
         self.asked(namespace, &keys);
+        self.offer_again(namespace, &keys);
         let core = Arc::clone(self);
         let mut apart = self.tiers.iter().filter_map(Stage::apart);
         let lies_beyond = self.tiers[0].here().is_some() && apart.any(|one| !caller.reaches(one));

@@ -69,7 +69,6 @@ impl Core {
     pub(super) fn asked(self: &Arc<Core>, id: NamespaceId, keys: &[Key]) {
         self.note_asked(id, keys);
         self.touch(id, keys);
-        self.offer_again(id, keys);
     }
 
     /// Sends on what has stayed in its tier, is there still, and is touched again now, as far as

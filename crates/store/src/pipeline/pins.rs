@@ -84,6 +84,7 @@ impl Core {
     ) -> Result<Vec<Option<T>>, Error> {
         let _pass = self.gate.enter()?;
         self.asked(namespace, keys);
+        self.offer_again(namespace, keys);
         let stamps = self.uses.asked();
         let mut pins: Vec<Option<T>> = vec![None; keys.len()];
         for (tier, here) in self.tiers.iter().enumerate() {

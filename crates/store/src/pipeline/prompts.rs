@@ -207,7 +207,7 @@ impl Core {
     }
 
     /// Notes blocks that a tier evicted nothing for, in the order in which they were to be written
-    /// to it. They are offered again when a call asks for them: the first of each run is kept.
+    /// to it. They are offered again when a call reads them: the first of each run is kept.
     pub(super) fn note_not_written(&self, places: &[&Place]) {
         let mut before = None;
         for place in places {
@@ -221,7 +221,7 @@ impl Core {
     }
 
     /// Offers blocks to the last tier again, if it had no space for them when they were new and a
-    /// tier before it still has them: a call asks for them.
+    /// tier before it still has them: a call reads them.
     pub(super) fn offer_again(self: &Arc<Core>, namespace: NamespaceId, keys: &[Key]) {
         let Some(tier) = self.edges.len().checked_sub(1) else {
             return;

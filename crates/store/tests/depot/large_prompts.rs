@@ -180,9 +180,10 @@ fn a_prompt_that_is_used_in_memory_is_offered_again_to_the_tier_behind() {
             put(&ns, &usual(other).collect::<Vec<_>>(), LEN);
         }
         offer(&ns, prompt.clone(), 8);
-        // It is asked for, and the memory has it.
+        // It is read, and the memory has it.
         for _ in 0..4 {
-            assert_eq!(hits(&ns, prompt.clone()), 40);
+            let all: Vec<u64> = prompt.clone().collect();
+            assert_eq!(get(&ns, &all, LEN), [Outcome::Done; 40]);
             assert!(depot.drain(PATIENCE));
         }
         depot.close();
