@@ -31,16 +31,17 @@ pub(crate) use session::{InDepot, Restored, Saved, Session, SessionCommand};
 pub(crate) use sessions::Sessions;
 pub(crate) use transfer::Transfer;
 
-/// Looks after kvdepot's arenas and measures this machine.
+/// Inspect and manage kvdepot's storage, serve it to other processes, and measure this machine.
 #[derive(Parser)]
 #[command(
     name = "kvdepot",
     version,
-    after_help = "Exit status: 0 when all is well, 1 when problems were found, 2 for usage and \
-                  errors.\nKVDEPOT_LOG=off|error|warn|info|debug|trace sets what is logged to stderr."
+    after_help = "Exit status: 0 success, 1 problems found, 2 usage errors and failures.\n\
+                  Set KVDEPOT_LOG to off, error, warn, info, debug or trace for the log level \
+                  (stderr)."
 )]
 pub(crate) struct Args {
-    /// One JSON object a line instead of a table.
+    /// Print one JSON object per line instead of a table.
     #[arg(long, global = true)]
     pub(crate) json: bool,
     #[command(subcommand)]
@@ -49,265 +50,317 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// What an arena or a live depot holds; alone, which depots are live.
+    /// List the namespaces of an arena or a running depot; without PATH, list running depots.
     ///
-    /// An arena is read beside its owner, at its PATH. `unix:SOCKET` asks the process that has a
-    /// depot open. Without PATH and options it lists the depots that processes of this user have
-    /// open, with sockets in the runtime directory or named after kvdepot.
+    /// The command reads an arena at PATH even while another process owns it. With `unix:SOCKET` it
+    /// sends a request to the process that has the depot open. Without PATH and options it lists
+    /// this user's running depots: those with a socket in the runtime directory, and those with
+    /// kvdepot in the name of their socket.
     #[command(mut_arg("path", |path| path.help(targets::or_default(targets::READ))))]
     Ls(Ls),
-    /// Size, fill, owner and age of an arena; counters of a live depot.
+    /// Show size, usage, owner and age of an arena, or the counters of a running depot.
     ///
-    /// An arena is read beside its owner, at its PATH. `unix:SOCKET` asks the process that has a
-    /// depot open.
+    /// The command reads an arena at PATH even while another process owns it. With `unix:SOCKET` it
+    /// sends a request to the process that has the depot open.
     #[command(mut_arg("path", |path| path.help(targets::or_default(targets::READ))))]
     Stat(Stat),
-    /// Reads every payload and names the blocks that do not verify; exit status 1 if any.
+    /// Read and verify all blocks, and list the corrupt ones; exit status 1 if there are any.
     ///
-    /// Works while another process owns the arena: blocks that the owner replaces at the same time
-    /// do not count as bad. Ctrl-C ends it with what was checked so far. If a block of a directory
-    /// of the tier Posix, or one block's file, does not verify, it names the MiB of the payload
-    /// that are corrupt, where the file's header tells.
+    /// Another process may own the arena at the same time: blocks that it replaces during the check
+    /// are skipped. Ctrl-C ends the check and prints the results so far. For a corrupt block of the
+    /// tier Posix, the command prints which MiB of the payload are corrupt, if the header of the
+    /// file has a checksum for each MiB.
     #[command(mut_arg("path", |path| path.help(targets::or_default(targets::VERIFY))))]
     Verify(Verify),
-    /// Removes blocks, an arena, or everything that kvdepot made.
+    /// Remove blocks, an arena, or all files that kvdepot has created.
     ///
-    /// With --namespace or --key blocks are removed and the arena stays; else the arena goes, once
-    /// you have said yes: a file is deleted, a DAX device is no arena any more. Without PATH or
-    /// --instance only blocks, of the default arena, are removed. An arena that a process owns is
-    /// kept, and the process named; blocks of it, or of `unix:SOCKET`, are removed by that process,
-    /// where it has a socket. The directory of a tier of files is removed with `rm -r`, once no
-    /// process has the tier open.
+    /// With --namespace or --key the command removes blocks and keeps the arena. Otherwise it
+    /// deletes the arena after a confirmation: it deletes a file, and erases the header of a DAX
+    /// device. Without PATH and --instance it removes only blocks of the default arena. The command
+    /// does not delete an arena that another process owns; it prints the process. The owner removes
+    /// the blocks of such an arena, or of `unix:SOCKET`, if it has a socket. To delete a directory
+    /// of the tier Posix, close all processes that use it and run `rm -r`.
     #[command(mut_arg("path", |path| path.help(targets::or_default(targets::RM))))]
     Rm(Rm),
-    /// Serves a depot to the processes of this host, until Ctrl-C, SIGTERM or SIGHUP.
+    /// Serve a depot to the processes of this host until Ctrl-C, SIGTERM or SIGHUP.
     ///
-    /// It owns the tiers and their index; `kvdepot.open("unix:PATH")` in any process gives the same
-    /// object as opening them there, and each process moves its bytes itself. A process that dies
-    /// loses its pins and reservations, nothing else. When the service ends, its clients find every
-    /// block missing, and find them again when it is back.
+    /// The server owns the tiers and their index. In other processes
+    /// `kvdepot.open("unix:PATH")` opens the depot; each process copies its own bytes. If a client
+    /// dies, the server releases the pins and reservations of that client. While the server is
+    /// down, lookups of its clients miss; they hit again after a restart.
     Serve(Serve),
-    /// Whole conversations of local engines, which are kept in a depot.
+    /// Manage the stored conversations (sessions) of local engines.
     Session(Session),
-    /// Namespaces that this user's engines do not use any more, as stored blocks differ from what
-    /// they compute.
+    /// Manage quarantined namespaces, which this user's engines do not use.
     ///
-    /// vLLM's connector computes some of the stored blocks again and compares them. If too many
-    /// differ, it stops using their namespace, also after a restart: some setting, file or patch
-    /// that changes keys and values is not part of the namespace.
+    /// vLLM's connector recomputes some of the stored blocks and compares them. If too many differ,
+    /// the connector quarantines their namespace, also for later starts. The cause is a setting, a
+    /// file or a patch that changes keys and values and is not part of the namespace.
     Quarantine(Quarantine),
-    /// What this machine offers, what could be better, and what is amiss.
+    /// Check this machine: supported features, possible improvements, and problems.
     ///
-    /// A line with `warn` names what keeps kvdepot from working or storing, or is damaged, and
-    /// makes the exit status 1. One with `advice` names what would make it faster or larger, or
-    /// what is left over: the exit status stays 0.
+    /// A `warn` line reports a problem that prevents kvdepot from working or storing, or damage;
+    /// the exit status is then 1. An `advice` line reports a possible improvement or leftover
+    /// files.
     Doctor(DoctorArgs),
-    /// This machine's limits, what kvdepot reaches, and the ratio.
+    /// Measure this machine's limit, kvdepot's speed, and their ratio.
     #[command(subcommand)]
     Bench(Bench),
 }
 
 #[derive(Subcommand)]
 pub(crate) enum Bench {
-    /// Copies with checksums, against the best plain copy of the same pieces.
+    /// Measure copies with checksums against the best plain copy of the same blocks.
     ///
-    /// `get` copies random blocks of a tier into memory that no cache holds, `put` random blocks of
-    /// memory into a tier whose pages have been touched. The memory has huge pages where the system
-    /// gives them. The limit is the best plain copy (memcpy, streaming stores) of the same pieces
-    /// on as many threads, between memory of huge pages and between memory of ordinary ones.
-    /// Metrics: throughput, and for blocks of 4096 bytes overhead, the time that kvdepot takes
-    /// beyond the copy.
+    /// `get` copies random blocks of a tier into memory that is in no CPU cache. `put` copies
+    /// random blocks of memory into a tier whose pages are resident. Memory has huge pages if the system
+    /// provides them. Limit: the best plain copy (memcpy or streaming stores) of the same blocks
+    /// with as many threads, in huge or ordinary pages.
+    ///
+    /// Metrics:
+    ///   throughput  bytes per second
+    ///   overhead    blocks of 4096 bytes: time per block in addition to the copy
+    #[command(verbatim_doc_comment)]
     Memory(Memory),
-    /// Blocks brought back from the Dax tier, against the best plain copy of the same pieces.
+    /// Measure restores from the Dax tier against the best plain copy of the same blocks.
     ///
-    /// The file of the tier and the caller's memory have been touched, and no cache holds what is
-    /// copied. `adjacent` blocks are read in stored order, `shuffled` ones at random, `gapped` ones
-    /// every second in stored order. The limit is the best plain copy (memcpy, streaming stores;
-    /// of adjacent blocks also as one piece a thread) on as many threads as workers. Metrics:
-    /// throughput; staged_over_direct, the throughput through the staging slab over that of a
-    /// direct copy; cpu_over_copy, the processor time of all threads over that of the best plain
-    /// copy; processes_over_one, the throughput of four processes that restore from one served
-    /// depot at once, over that of one with as many lanes; first_hit, from the opening of an arena
-    /// of 100,000 blocks (10,000 with --quick) until one of them is served; and pin_over_echo, how
-    /// much longer a served depot takes to pin 256 keys than an echo of the same bytes over a
-    /// socket of the same kind.
+    /// The file of the tier and the caller's memory are resident and in no CPU cache. Orders:
+    /// `adjacent` blocks in stored order, `shuffled` blocks at random, `gapped` every second block
+    /// in stored order. Limit: the best plain copy (memcpy or streaming stores; for adjacent blocks
+    /// also one piece per thread) with as many threads.
+    ///
+    /// Metrics:
+    ///   throughput          bytes per second
+    ///   staged_over_direct  throughput through the staging slab, divided by that of a direct copy
+    ///   cpu_over_copy       processor time of all threads, divided by the best plain copy's
+    ///   processes_over_one  throughput of four processes that restore from one served depot,
+    ///                       divided by that of one process with as many threads
+    ///   first_hit           time from opening an arena of 100,000 blocks (10,000 with --quick)
+    ///                       until it serves the first block
+    ///   pin_over_echo       time in which a served depot pins 256 keys, divided by the time to
+    ///                       echo the same bytes over a socket
+    #[command(verbatim_doc_comment)]
     Restore(Restore),
-    /// Placing blocks: utilisation and time of the allocator, against others.
+    /// Measure the allocator's utilization and speed against other allocators.
     ///
-    /// `uniform` and `random` are the published benchmark of the allocator that others use, the
-    /// reference: a full pool of 2 GiB (a sixteenth for blocks under 1 KiB), in which each
-    /// allocation frees live ones at random until it fits. `paired` allocates the two parts of the
-    /// blocks of a model with an indexer in 1 TiB and frees them together; `trace` the blocks of
-    /// prompts of four models in 64 GiB and frees what was used longest ago. Utilisation is live
-    /// bytes over the pool's, after each allocation; utilisation_p99 is what 99 % of the samples
-    /// exceed; the limit is exact best fit. The limit of time is the reference. `threads` is the
-    /// shared pool against a pool for each thread, `rebuild` the pool made anew from its live
-    /// extents, `spans` the pieces of the arena that a prompt's blocks are in once the arena has
-    /// churned, placed as the store does, with the block before and what will follow as hints,
-    /// against without: one request after the other, and those of a moment in turns of 16 blocks
-    /// and of one.
+    /// Workloads:
+    ///   uniform, random  the published benchmark of OffsetAllocator: a full pool of 2 GiB (1/16
+    ///                    for blocks below 1 KiB); each allocation frees random blocks until it fits
+    ///   paired           the two parts of the blocks of a model with an indexer, in 1 TiB
+    ///   trace            the prompts of four models in 64 GiB; the least recently used are freed
+    ///   threads          one shared pool against one pool per thread
+    ///   rebuild          a pool rebuilt from its live extents
+    ///   spans            number of contiguous pieces that hold a prompt's blocks in an aged arena,
+    ///                    with the store's placement hints and without
+    ///
+    /// Utilization is live bytes divided by the pool's bytes, sampled after each allocation;
+    /// utilisation_p99 is the value that 99 % of the samples exceed. Its limit is exact best fit;
+    /// the limit of time is OffsetAllocator.
+    #[command(verbatim_doc_comment)]
     Alloc(Alloc),
-    /// What a depot writes, serves and promotes that is smaller than what passes by.
+    /// Measure write volume, hit rate and promotions of a depot smaller than its working set.
     ///
-    /// 54 prompts of some 2,400 tokens over 24 prefixes come again and again; the tiers hold three
-    /// quarters of what they need together. The engine asks for the blocks that it does not have,
-    /// takes what is there, and stores the whole prompt: with a cache of its own that holds all of
-    /// them (engine_cache=large), and without one (none). With --trace the requests of a file, with
-    /// the capacities where the least recently used order serves 40, 60 and 80 % of what an
-    /// unlimited cache does. Prompts come in random order, all alike (order=uniform), or some more
-    /// often (skewed), so that exact least recently used order serves 87 % of the tokens. Metrics:
-    /// stored_over_capacity, bytes written to the far tier over its capacity; token_hit_rate;
-    /// promoted_over_hit, bytes promoted over those of far hits; near_over_hit, bytes of near hits
-    /// over those of all; and admission, what a put takes longer for each new block where blocks
-    /// are judged (in processor time of all threads, the median of puts into two full arenas in
-    /// turns). The limit is exact least recently used order over as many blocks.
+    /// 54 prompts of some 2,400 tokens with 24 prefixes are requested repeatedly; the tiers hold
+    /// three quarters of their blocks. The engine looks up the blocks that it does not have, loads
+    /// the hits, and stores the whole prompt. It has a cache for all prompts
+    /// (engine_cache=large) or none (engine_cache=none). With --trace the requests come from a
+    /// file, and the capacities are those at which exact LRU serves 40, 60 and 80 % of the
+    /// tokens that an unlimited cache serves. Prompts come in random order, all equally often
+    /// (order=uniform), or so that exact LRU serves 87 % of the tokens (order=skewed). Limit: exact
+    /// LRU with as many blocks.
+    ///
+    /// Metrics:
+    ///   stored_over_capacity  bytes written to the last tier, divided by its capacity
+    ///   token_hit_rate        share of the tokens that were served
+    ///   promoted_over_hit     bytes promoted, divided by the bytes of hits in the last tier
+    ///   near_over_hit         bytes of hits in the first tier, divided by the bytes of all hits
+    ///   admission             processor time of a put for each new block that the admission policy
+    ///                         judges (median of puts into two full arenas in turns)
+    #[command(verbatim_doc_comment)]
     Churn(Churn),
-    /// Where keys live in clusters of 3 and of 1,000 hosts, and what changes of their hosts move.
+    /// Measure the placement of keys on 3 and on 1,000 hosts, and the effect of host changes.
     ///
-    /// The hosts are only imagined, with capacities as 1 to 4; the keys are a sample of 10^9
-    /// blocks. Metrics: least_over_share and most_over_share, what the hosts with the least and
-    /// the most of their share by capacity hold over it (with fewer keys chance alone makes these
-    /// differ: 20,000,000 keys leave 8,000 to the smallest of 1,000 hosts); moved_over_ideal, the
-    /// copies that move when a host joins, dies, or gets another capacity, over those that must
-    /// (by capacity, or with ideal=held, where no placement is by capacity, by what hosts hold);
-    /// hosts_asked, how many a look-up asks until one has the block, and hosts_asked_max, and
-    /// found_before_moving, the part of the blocks of which a copy is left that it finds, all
-    /// after the change and before anything has moved; bytes_per_host, what a host remembers for
-    /// each; and lookup_ns, the time of a look-up of one home, whose limit is a race for which
-    /// every host's logarithm is taken.
+    /// The hosts are simulated, with capacities in the ratio of 1 to 4. The keys are a sample of
+    /// 10^9 blocks.
+    ///
+    /// Metrics:
+    ///   least_over_share, most_over_share
+    ///                        the smallest and largest number of blocks on a host, divided by the
+    ///                        host's share by capacity
+    ///   moved_over_ideal     copies that move when a host joins, dies, or changes its capacity,
+    ///                        divided by the copies that must move
+    ///   hosts_asked, hosts_asked_max
+    ///                        hosts that a lookup queries, mean and largest, after the change
+    ///   found_before_moving  share of the remaining blocks that lookups find before any block has
+    ///                        moved
+    ///   bytes_per_host       memory that each host uses per known host
+    ///   lookup_ns            time to compute one replica host; limit: one logarithm for each host
+    #[command(verbatim_doc_comment)]
     Cluster(Cluster),
-    /// Blocks to and from a CUDA device, against pinned copies of the same bytes.
+    /// Measure copies between host memory and a CUDA device against pinned copies.
     ///
-    /// Blocks come from Cache, checked, and go into pages anywhere on the device, and back. The
-    /// limit is the best of plain programs that have the bytes in pinned memory already, a block in
-    /// one piece, and hash nothing: by one copy of all, or one a block, on one stream or two.
-    /// Metrics: get and put; pinned_bytes and device_bytes, what kvdepot has pinned and taken; and
-    /// attach_s, from nothing until the first block could be asked for, of Cache|Dax with a file of
-    /// 64 GiB and a Cache of a quarter of the memory. With a double of the driver (make bench-cuda
-    /// builds one) that moves nothing, the limit of get and put is that of bench memory, and what
-    /// is measured is the processor's side.
+    /// kvdepot loads verified blocks from Cache into scattered pages of the device, and stores them
+    /// from there. Limit: the best plain program that has the bytes in pinned memory, copies each
+    /// block in one piece or all blocks in one copy, on one or two streams, without checksums.
+    ///
+    /// Metrics:
+    ///   get, put      bytes per second
+    ///   pinned_bytes  host memory that kvdepot has pinned
+    ///   device_bytes  device memory that kvdepot has allocated
+    ///   attach_s      time to open Cache|Dax with a file of 64 GiB and a Cache of a quarter of the
+    ///                 memory, until the first lookup
+    ///
+    /// With a mock of the CUDA driver (`make bench-cuda` builds one) only the processor's work is
+    /// measured; the limit is then that of bench memory.
+    #[command(verbatim_doc_comment)]
     Cuda(Cuda),
-    /// Blocks to and from a disk by the tiers Posix and Nvme, against raw files of the same sizes.
+    /// Measure the tiers Posix and Nvme (or S3, Ds3fs) against raw files of the same sizes.
     ///
-    /// As many blocks as --depth says are under way at a time, in up to eight calls, in no order of
-    /// the medium; the limit is the best plain program with as many requests under way: by
-    /// io_uring, direct, from and to memory of huge pages, by up to 8 threads, with registered
-    /// memory or without; one file for each block beside Posix, one for all beside Nvme. With
-    /// --direct false the tier goes through the page cache, and so do plain programs beside those.
-    /// What lies below the file system, as the cache of a virtual machine's host, serves both, and
-    /// is not emptied. Metrics: dump, load_cold and, through the page cache, load_warm; commit_us,
-    /// of one block of 4 KiB until it is acknowledged, against a page written, renamed, synced;
-    /// lookup_hit and lookup_miss, the time of a key of 256 beyond a system call for each, and
-    /// lookup_filter, what a key takes that was asked for just before; cpu_s_per_gib, the processor
-    /// time of a cold load, against the plain program's and one pass of hashing;
-    /// hot_through_pipeline, gets of what is in Cache through Cache|Posix, over Cache alone;
-    /// keyed_over_plain, cold loads of 1 MiB from Posix with a key in mac_key_file, against those
-    /// without, and keyed_cpu_s_per_gib, the processor time of both.
+    /// --depth blocks are in flight at a time, in up to eight calls, in random order. Limit: the
+    /// best plain program with as many requests in flight: io_uring or up to 8 threads, direct I/O,
+    /// huge pages, registered memory or not, one file per block for Posix and one file for Nvme.
+    /// With --direct false the tier and the plain programs use the page cache. Caches below the
+    /// file system, such as those of a virtual machine's host, are not dropped.
     ///
-    /// With --tier S3 blocks are objects, and the limit is the crate object_store used as it is, by
-    /// one thread or four, with as many requests under way, which hashes nothing. Metrics: dump,
-    /// load_cold (of what no lookup has asked for before), cpu_s_per_gib of this process,
-    /// requests_per_block, of which the plain client needs one, and hung_over_cache, a lookup and a
-    /// get of a block in Cache, with a server behind it that never answers, over Cache alone.
+    /// Metrics:
+    ///   dump, load_cold, load_warm
+    ///                         bytes per second (load_warm: from the page cache)
+    ///   commit_us             time until a block of 4 KiB is acknowledged; limit: write, rename
+    ///                         and sync of one page
+    ///   lookup_hit, lookup_miss
+    ///                         time per key in calls of 256 keys, in addition to one system call
+    ///   lookup_filter         time per key that was looked up just before
+    ///   cpu_s_per_gib         processor time of a cold load, also compared with one hash pass
+    ///   hot_through_pipeline  gets from Cache in Cache|Posix, divided by gets from Cache alone
+    ///   keyed_over_plain, keyed_cpu_s_per_gib
+    ///                         cold loads of 1 MiB from Posix with mac_key_file and without
+    ///   requests_per_block    S3: requests for each block (the plain client needs one)
+    ///   hung_over_cache       lookup and get of a block in Cache while the lower tier does not
+    ///                         respond, divided by Cache alone
     ///
-    /// With --tier Ds3fs files are moved by the rings of a 3FS, and the limit is Posix with direct
-    /// I/O through its mount. Metrics: dump, load_cold, cpu_s_per_gib of this process, and, where
-    /// it is asked for of a 3FS that never answers, hung_over_cache.
+    /// --tier S3: blocks are objects. Limit: the crate object_store without checksums, with one or
+    /// four threads and as many requests in flight.
+    /// --tier Ds3fs: kvdepot uses the rings of a 3FS. Limit: Posix with direct I/O on its mount.
+    #[command(verbatim_doc_comment)]
     Files(Files),
-    /// Lookups, against a bare hash table.
+    /// Measure lookups against a plain hash table.
     ///
-    /// Metric: lookups, in keys a second; every key is found, in random order.
+    /// Metric: lookups, in keys per second. All keys are stored, and looked up in random order.
     Index(Index),
-    /// What prompts and calls that are large do to the others.
+    /// Measure the effect of large prompts and large calls on other prompts and calls.
     ///
-    /// Blocks have 4 KiB, and prompts come as an engine stores them, in calls of 16 blocks that say
-    /// what they continue. Metrics: head_kept, the part of a prompt that is still found while
-    /// prompts of a half of the tier, all of it and twice as much pass, and it is asked for once
-    /// between two of them; small_p99_ms, what 99 % of the gets, puts and lookups of one block, and
-    /// of the statistics, do not exceed beside calls of so many keys, whose limit in a tier of
-    /// files is a plain read of 4 KiB beside as large files that others write; call_ms, what a call
-    /// of so many keys takes (reserve with the giving back, and put_beyond into a tier that has
-    /// room for an eighth of them); and token_hit_rate, the part of the requests' blocks that are
-    /// there in a tier that holds a fifth of them, with a document of 1.5 times the tier in every
-    /// hundred requests, whose limit is the same without documents.
+    /// Blocks have 4 KiB. Prompts are stored in calls of 16 blocks with `after`, as an engine does.
+    ///
+    /// Metrics:
+    ///   head_kept       share of a prompt in use that is still stored after prompts of half, all
+    ///                   and twice the tier; the prompt is requested once after each of them
+    ///   small_p99_ms    99th percentile of gets, puts and lookups of one block, and of statistics,
+    ///                   while another thread makes calls of many keys; limit for tiers of files: a
+    ///                   plain read of 4 KiB while other threads write files of the same size
+    ///   call_ms         duration of a call of many keys (reserve includes the release; put_beyond
+    ///                   stores into a tier with space for an eighth of the keys)
+    ///   token_hit_rate  share of the requests' blocks that are stored in a tier for a fifth of
+    ///                   them, with a document of 1.5 times the tier in every hundred requests;
+    ///                   limit: the same without documents
+    #[command(verbatim_doc_comment)]
     Pressure(Pressure),
-    /// Opening an arena whose owner was killed, until its first block is served.
+    /// Measure the opening of an arena whose owner was killed, until it serves the first block.
     ///
-    /// Metrics: open, from the start of the opening until the first block is served, and
-    /// first_block, the part of it that the block takes. A child process owns the arena and is
-    /// killed each time.
+    /// Metrics: open, the time from the start until the first block is served; and first_block, the
+    /// part of it for that block. A child process owns the arena and is killed in each round.
     Reopen(Reopen),
-    /// What an arena of very many blocks costs: memory, opening, lookups, waits.
+    /// Measure memory, opening, lookups and waits of an arena with very many blocks.
     ///
-    /// Metrics: bytes_per_block, the anonymous memory of index and order of use, without the
-    /// allocator's, after filling the arena and after opening it; peak_bytes_per_block, the most of
-    /// it while it is opened; open_s; lookups_over_table, what lookups gain from more threads over
-    /// what a table that is only read gains; wait_ms, of a lookup of 256 keys while puts of 1 MiB
-    /// evict, beyond one beside plain copies of as many bytes; wait_over_unlocked_ms, beyond one in
-    /// a table without locks, beside the same puts; lock_hold_ms, the longest that a lock was held,
-    /// in the thread's processor time; add_device_s, of a second arena as full, of a million blocks
-    /// at most; blocks_page_ms, the longest page of a listing; puts_over_one_thread, what puts of
-    /// 64 KiB into one full arena, in calls of so many blocks, gain from more threads, beside what
-    /// plain copies gain; and puts, in GB/s.
+    /// Metrics:
+    ///   bytes_per_block         anonymous memory of the index and the LRU order, after filling the
+    ///                           arena and after opening it (without the allocator's)
+    ///   peak_bytes_per_block    peak of that memory while the arena is opened
+    ///   open_s                  time to open the arena
+    ///   lookups_over_table      speedup of lookups with more threads, divided by that of a
+    ///                           read-only table
+    ///   wait_ms                 wait of a lookup of 256 keys while puts of 1 MiB evict, in
+    ///                           addition to one while plain copies run
+    ///   wait_over_unlocked_ms   the same, in addition to a table without locks
+    ///   lock_hold_ms            longest time that a lock was held, in processor time of its thread
+    ///   add_device_s            time to add a second full arena (at most a million blocks)
+    ///   blocks_page_ms          longest time for one page of a listing
+    ///   puts_over_one_thread    speedup of puts of 64 KiB into one full arena with more threads;
+    ///                           limit: that of plain copies
+    ///   puts                    the same in GB/s
+    #[command(verbatim_doc_comment)]
     Scale(Scale),
-    /// Saving and bringing back conversations, against plain files, and against the old way to
-    /// save.
+    /// Measure saving and restoring sessions against plain files.
     ///
-    /// States are in memory, in pieces of 4 MiB, and are kept by Posix. The limit is the fastest
-    /// way to write them to a new file, or to read one, by 8 requests of 1 MiB at a time, that
-    /// makes no checksum. The old way is a file of its own, which is read back into the final one:
-    /// by the same writer. Metrics: save_over_raw; save_over_staged, how many times as long the old
-    /// way takes, whose limit is two writes and a read over one write; disk_peak_over_payload, most
-    /// of the disk that a save takes; restore_over_raw, from the disk, and
-    /// restore_warm_over_memcpy, from the page cache and from Cache, verified and with the lookup;
-    /// write_amplification, what files grow by over the new tokens' rows, of 512 tokens behind
-    /// 8,192 and of 20 saves at any; checkpoint_save_ms, of states that grow as ds4's do, by the
-    /// old way, whole, and what is new, whose limit is the whole one's time by its share of bytes;
-    /// restore_ms of the last of these; and lookup_us, the longest beginning of a prompt among so
-    /// many sessions.
+    /// States are in memory, in pieces of 4 MiB, and stored by Posix. Limit: the fastest of several
+    /// ways to write a new file or read one with 8 requests of 1 MiB in flight, without checksums.
+    /// "Staged" saves write a file of their own first and copy it into the final one.
+    ///
+    /// Metrics:
+    ///   save_over_raw             time of a save, against the limit
+    ///   save_over_staged          time of a staged save, divided by that of a save; limit: two
+    ///                             writes and a read, divided by one write
+    ///   disk_peak_over_payload    largest disk usage of a save, divided by the payload
+    ///   restore_over_raw          time of a verified restore from disk, against the limit
+    ///   restore_warm_over_memcpy  the same from the page cache and from Cache, with the lookup
+    ///   write_amplification       growth of the files, divided by the rows of the new tokens: 512
+    ///                             tokens after 8,192, and 20 saves at random
+    ///   checkpoint_save_ms        saves of growing states as ds4 makes them: staged, whole, and
+    ///                             only the new rows
+    ///   restore_ms                restore of the last of these states
+    ///   lookup_us                 longest time to find a prompt's prefix among many sessions
+    ///   decode_stall_share, decode_stall_p999_ms
+    ///                             delay of an engine's decode steps while a save runs
+    #[command(verbatim_doc_comment)]
     Session(Sessions),
-    /// Batches of many small pieces between two processes, against plain sockets.
+    /// Measure batches of many small pieces between two processes against plain sockets.
     ///
-    /// The target is a process of this command, over loopback. Memory of both has huge pages where
-    /// the system gives them, and has been touched; pieces are in random order on both sides, so
-    /// that none continues another. The limit is the better of one and two plain TCP streams of as
-    /// many bytes in one piece, by sends of 1 MiB. Metrics: batch_over_tcp, checksums off and on;
-    /// cpu_s_per_gb, the processor time of both processes; over_memcpy, of batches over shared
-    /// memory, against the best plain copy; batch_over_one_by_one, beside the same pieces in
-    /// batches of one (500 of them, for all), and one_by_one_over_pingpong, what each of those
-    /// takes, beside as many bytes to and fro over a plain socket, by blocking calls;
-    /// total_on_over_off, with slices handed on at a watermark and tails merged, over without, and
-    /// first_byte_on_over_off, until the first slice of 20,000 pieces is given to the kernel;
-    /// messages_per_s, of batches of messages of one size, against plain streams of their bytes;
-    /// read_rtt_us and read_rtt_over_pingpong, a read of 4 KiB alone, over TCP and over shared
-    /// memory; submit_ns, of one of 100,000 requests, in the caller's processor time and by the
-    /// clock on the wall; register_s, of 100,000 ranges that are registered and published, and of
-    /// the first transfer to them; resolve_ms, from when the target is killed or stopped in the
-    /// middle of a batch until each request has an outcome, whose limit is the batch's timeout and
-    /// 100 ms: those that are said to be done are compared.
+    /// The target is a child process, connected over loopback. Both processes use resident memory
+    /// with huge pages if the system provides them. Pieces are in random order on both sides.
+    /// Limit: the better of one and two plain TCP streams of the same bytes in one piece.
     ///
-    /// With --where veth each process has a network namespace of its own, which takes root and ip;
-    /// they go when it ends. What no network changes is not measured there: over_memcpy,
-    /// first_byte_on_over_off, submit_ns, register_s.
+    /// Metrics:
+    ///   batch_over_tcp            throughput, with and without checksums
+    ///   cpu_s_per_gb              processor time of both processes
+    ///   over_memcpy               throughput over shared memory, against the best plain copy
+    ///   batch_over_one_by_one     one batch, compared with the same pieces in batches of one
+    ///   one_by_one_over_pingpong  time of a batch of one piece, compared with a blocking exchange
+    ///                             of the same bytes over a plain socket
+    ///   total_on_over_off, first_byte_on_over_off
+    ///                             with watermarked slices and merged tails, divided by without:
+    ///                             the whole batch, and the time until the first slice of 20,000
+    ///                             pieces is passed to the kernel
+    ///   messages_per_s            batches of messages of one size, against plain streams
+    ///   read_rtt_us, read_rtt_over_pingpong
+    ///                             a read of 4 KiB over TCP and over shared memory
+    ///   submit_ns                 time to submit one of 100,000 requests: processor and wall clock
+    ///   register_s                time to register and publish 100,000 ranges and make the first
+    ///                             transfer
+    ///   resolve_ms                time until each request has an outcome after the target is
+    ///                             killed or stopped; limit: the batch's time-out and 100 ms. Data of
+    ///                             requests reported as done is compared
+    ///
+    /// --where veth runs the processes in two network namespaces (needs root and `ip`; removed at
+    /// the end). over_memcpy, first_byte_on_over_off, submit_ns and register_s are not measured there.
+    #[command(verbatim_doc_comment)]
     Transfer(Transfer),
 }
 
 /// Options of `serve`.
 #[derive(clap::Args)]
 pub(crate) struct Serve {
-    /// Tiers chained near to far, such as "Cache|Dax"; what --config says, or "Cache|Dax", unless
-    /// given.
+    /// Pipeline of tiers, first to last, such as "Cache|Dax" [default: that of --config, or
+    /// "Cache|Dax"].
     #[arg(value_name = "PIPELINE")]
     pub(crate) pipeline: Option<String>,
-    /// A YAML or JSON file with the options of docs/configuration.md.
+    /// YAML or JSON file with options (docs/configuration.md).
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// One option, such as dax.path=/dev/dax0.0 or cache.capacity=8GiB; as often as needed. It
-    /// goes before that of --config.
+    /// One option, such as dax.path=/dev/dax0.0 or cache.capacity=8GiB; overrides --config;
+    /// repeatable.
     #[arg(short = 'o', long = "option", value_name = "NAME=VALUE")]
     pub(crate) options: Vec<String>,
-    /// Where to listen; kvdepot.sock in the runtime directory unless given, or with an instance
-    /// kvdepot-INSTANCE.sock.
+    /// Socket to listen on [default: kvdepot.sock in the runtime directory, with an instance
+    /// kvdepot-INSTANCE.sock].
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 }
@@ -315,13 +368,13 @@ pub(crate) struct Serve {
 /// How much is measured, and how often.
 #[derive(clap::Args)]
 pub(crate) struct Extent {
-    /// Bytes of the tier; 1GiB unless given.
+    /// Size of the tier [default: 1GiB].
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) size: Option<u64>,
-    /// Bytes of a call; 128MiB unless given.
+    /// Bytes per call [default: 128MiB].
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) batch: Option<u64>,
-    /// Rounds that count; 15 unless given.
+    /// Number of measured rounds [default: 15].
     #[arg(long, value_name = "COUNT", value_parser = count)]
     pub(crate) rounds: Option<usize>,
 }
@@ -329,24 +382,24 @@ pub(crate) struct Extent {
 /// Options of `memory`.
 #[derive(clap::Args)]
 pub(crate) struct Memory {
-    /// A quarter of the size and a third of the rounds.
+    /// Use a quarter of the size and a third of the rounds.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// get or put; both unless given.
+    /// Only this operation; repeatable [default: both].
     #[arg(long = "op", value_name = "OP", value_parser = ["get", "put"])]
     pub(crate) ops: Vec<String>,
-    /// Dax (a file in --dir) or Cache; both unless given.
+    /// Only this tier (Dax: a file in --dir); repeatable [default: both].
     #[arg(long = "tier", value_name = "TIER", value_parser = ["Dax", "Cache"])]
     pub(crate) tiers: Vec<String>,
-    /// Bytes of a block; 4KiB, 64KiB, 256KiB, 1MiB and 4MiB unless given.
+    /// Block size; repeatable [default: 4KiB, 64KiB, 256KiB, 1MiB and 4MiB].
     #[arg(long = "block", value_name = "SIZE", value_parser = bytes)]
     pub(crate) blocks: Vec<u64>,
-    /// Lanes, and threads of the plain copies; 1 and 2 unless given.
+    /// Number of copy threads, for kvdepot and the plain copies; repeatable [default: 1 and 2].
     #[arg(long, value_name = "COUNT", value_parser = threads)]
     pub(crate) threads: Vec<usize>,
     #[command(flatten)]
     pub(crate) extent: Extent,
-    /// Where the file of the Dax tier is made, and removed again; /dev/shm unless given.
+    /// Directory for the temporary file of the Dax tier [default: /dev/shm].
     #[arg(long, value_name = "PATH")]
     pub(crate) dir: Option<PathBuf>,
 }
@@ -354,42 +407,42 @@ pub(crate) struct Memory {
 /// Options of `restore`.
 #[derive(clap::Args)]
 pub(crate) struct Restore {
-    /// Only 256 blocks, of 64KiB and 1MiB, on 1 and 2 workers, in 3 rounds.
+    /// Measure only 256 blocks of 64KiB and 1MiB, with 1 and 2 threads, in 3 rounds.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Only this; all unless given.
+    /// Only this metric; repeatable [default: all].
     #[arg(long = "metric", value_name = "NAME", value_parser = [
         "throughput", "staged_over_direct", "cpu_over_copy", "processes_over_one", "first_hit",
         "pin_over_echo",
     ])]
     pub(crate) metrics: Vec<String>,
-    /// Blocks of a call; 64, 256 and 1024 unless given.
+    /// Number of blocks per call; repeatable [default: 64, 256 and 1024].
     #[arg(long = "blocks", value_name = "COUNT", value_parser = count)]
     pub(crate) counts: Vec<usize>,
-    /// Bytes of a block; 4KiB, 64KiB, 256KiB, 1MiB and 4MiB unless given. Calls of more than 1GiB
-    /// are left out.
+    /// Block size; repeatable; calls of more than 1GiB are skipped [default: 4KiB, 64KiB, 256KiB,
+    /// 1MiB and 4MiB].
     #[arg(long = "block", value_name = "SIZE", value_parser = bytes)]
     pub(crate) sizes: Vec<u64>,
-    /// adjacent, shuffled or gapped; all unless given.
+    /// Only this order of blocks; repeatable [default: all].
     #[arg(long = "order", value_name = "ORDER", value_parser = ["adjacent", "shuffled", "gapped"])]
     pub(crate) orders: Vec<String>,
-    /// Lanes, and threads of the plain copies; 1, 2 and 4 unless given.
+    /// Number of copy threads, for kvdepot and the plain copies; repeatable [default: 1, 2 and 4].
     #[arg(long, value_name = "COUNT", value_parser = threads)]
     pub(crate) workers: Vec<usize>,
-    /// Rounds that count; 5 unless given.
+    /// Number of measured rounds [default: 5].
     #[arg(long, value_name = "COUNT")]
     pub(crate) rounds: Option<usize>,
-    /// Bytes that are copied before any of them is copied again, many times what the caches hold;
-    /// 256MiB unless given.
+    /// Bytes copied before a block is copied again; must be several times the CPU caches [default:
+    /// 256MiB].
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) cold: Option<u64>,
-    /// Where the file of the tier is made, and removed again; /dev/shm unless given.
+    /// Directory for the temporary file of the tier [default: /dev/shm].
     #[arg(long, value_name = "PATH")]
     pub(crate) dir: Option<PathBuf>,
-    /// Restores from the depot at this socket when told to; what a process of the benchmark does.
+    /// Internal: restores from the depot at this socket on request.
     #[arg(long, hide = true)]
     pub(crate) child: Option<PathBuf>,
-    /// Its share of the blocks.
+    /// Internal: share of the blocks.
     #[arg(long, hide = true, value_parser = share)]
     pub(crate) share: Option<(usize, usize)>,
 }
@@ -404,16 +457,16 @@ fn share(text: &str) -> Result<(usize, usize), String> {
 /// Options of `index`.
 #[derive(clap::Args)]
 pub(crate) struct Index {
-    /// 65,536 blocks and a third of the rounds.
+    /// Use 65,536 blocks and a third of the rounds.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Blocks in the index; 1,000,000 unless given.
+    /// Number of blocks in the index [default: 1,000,000].
     #[arg(long, value_name = "COUNT")]
     pub(crate) blocks: Option<usize>,
-    /// Keys of a call.
+    /// Number of keys per call.
     #[arg(long, value_name = "COUNT", default_value_t = 256)]
     pub(crate) batch: usize,
-    /// Rounds that count; 15 unless given.
+    /// Number of measured rounds [default: 15].
     #[arg(long, value_name = "COUNT")]
     pub(crate) rounds: Option<usize>,
 }
@@ -421,16 +474,16 @@ pub(crate) struct Index {
 /// Options of `reopen`.
 #[derive(clap::Args)]
 pub(crate) struct Reopen {
-    /// 65,536 blocks and 3 rounds.
+    /// Use 65,536 blocks and 3 rounds.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Blocks in the arena, 4 KiB each; 1,000,000 unless given.
+    /// Number of blocks in the arena, 4 KiB each [default: 1,000,000].
     #[arg(long, value_name = "COUNT")]
     pub(crate) blocks: Option<usize>,
-    /// Rounds that count; 7 unless given.
+    /// Number of measured rounds [default: 7].
     #[arg(long, value_name = "COUNT")]
     pub(crate) rounds: Option<usize>,
-    /// Where the arena is made, and removed again; the directory for temporary files unless given.
+    /// Directory for the temporary arena [default: the system's temporary directory].
     #[arg(long, visible_alias = "path", value_name = "PATH")]
     pub(crate) dir: Option<PathBuf>,
     #[arg(long, hide = true)]
@@ -442,7 +495,7 @@ pub(crate) struct Reopen {
 pub(crate) struct ArenaArgs {
     // Its help is the command's (`targets`).
     pub(crate) path: Option<PathBuf>,
-    /// The default arena of this instance.
+    /// Use the default arena of this instance.
     #[arg(long, value_name = "NAME", conflicts_with = "path")]
     pub(crate) instance: Option<String>,
 }
@@ -450,8 +503,7 @@ pub(crate) struct ArenaArgs {
 /// What `doctor` looks at besides the machine.
 #[derive(clap::Args)]
 pub(crate) struct DoctorArgs {
-    /// Path of a future `nvme.path` or `posix.path`: the report says whether direct I/O works
-    /// there.
+    /// Directory to test for direct I/O, for example the future nvme.path or posix.path.
     pub(crate) path: Option<PathBuf>,
 }
 
@@ -460,17 +512,16 @@ pub(crate) struct DoctorArgs {
 pub(crate) struct Ls {
     #[command(flatten)]
     pub(crate) arena: ArenaArgs,
-    /// Only namespaces whose digest begins with these hexadecimal digits.
+    /// Only namespaces whose digest starts with these hexadecimal digits.
     #[arg(long, value_name = "DIGEST", value_parser = hexadecimal)]
     pub(crate) namespace: Option<String>,
-    /// List every block, of an arena the newest first.
+    /// List all blocks; those of an arena newest first.
     #[arg(long)]
     pub(crate) blocks: bool,
-    /// At most so many lines.
+    /// Print at most COUNT lines.
     #[arg(long, value_name = "COUNT")]
     pub(crate) limit: Option<usize>,
-    /// Of an arena only: blocks that were stored before the one with this sequence, where a list
-    /// that --limit has cut goes on.
+    /// Arena only: continue a listing that --limit cut off, before this sequence number.
     #[arg(long, value_name = "SEQUENCE")]
     pub(crate) before: Option<u64>,
 }
@@ -489,7 +540,7 @@ impl Ls {
 pub(crate) struct Stat {
     #[command(flatten)]
     pub(crate) arena: ArenaArgs,
-    /// The counters of a live depot in the Prometheus text format.
+    /// Print the counters of a running depot in the Prometheus text format.
     #[arg(long)]
     pub(crate) metrics: bool,
 }
@@ -499,11 +550,11 @@ pub(crate) struct Stat {
 pub(crate) struct Verify {
     #[command(flatten)]
     pub(crate) arena: ArenaArgs,
-    /// Threads that read and hash; by default the processors of the process, at most 8.
+    /// Number of threads that read and hash [default: the process's CPUs, at most 8].
     #[arg(long, value_name = "COUNT", value_parser = threads)]
     pub(crate) threads: Option<usize>,
-    /// Keys, as the setting `mac_key_file` names them: every block must have a MAC by one of them.
-    /// For blocks in files of their own.
+    /// MAC key file (as the option `mac_key_file`); every block must match one of its keys. Posix
+    /// block files only.
     #[arg(long, value_name = "FILE")]
     pub(crate) mac_key_file: Option<PathBuf>,
 }
@@ -513,17 +564,17 @@ pub(crate) struct Verify {
 pub(crate) struct Rm {
     #[command(flatten)]
     pub(crate) arena: ArenaArgs,
-    /// The blocks of the namespace whose digest begins with these hexadecimal digits.
+    /// Remove the blocks of the namespace whose digest starts with these hexadecimal digits.
     #[arg(long, value_name = "DIGEST", value_parser = hexadecimal)]
     pub(crate) namespace: Option<String>,
-    /// The block with this key of 64 hexadecimal digits, in every namespace or in --namespace. May
-    /// be given several times.
+    /// Remove the block with this key (64 hexadecimal digits), in all namespaces or in --namespace;
+    /// repeatable.
     #[arg(long = "key", value_name = "KEY", value_parser = key)]
     pub(crate) keys: Vec<Key>,
-    /// Default arenas, sockets, and what benchmarks left behind.
+    /// Remove all default arenas, stale sockets, and leftover files of benchmarks.
     #[arg(long, conflicts_with_all = ["path", "instance", "namespace", "keys"])]
     pub(crate) all: bool,
-    /// Do not ask; without it nothing but blocks is removed where no terminal is to ask on.
+    /// Do not ask for confirmation; required when there is no terminal, except for blocks.
     #[arg(long)]
     pub(crate) yes: bool,
 }

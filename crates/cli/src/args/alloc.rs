@@ -7,28 +7,28 @@ use super::bytes;
 /// Options of `alloc`.
 #[derive(clap::Args)]
 pub(crate) struct Alloc {
-    /// A fiftieth of the allocations, a ninth of the sizes, one round, a small paired pool.
+    /// Use a fiftieth of the allocations, a ninth of the sizes, one round and a small paired pool.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Only this; all unless given.
+    /// Only this workload; repeatable [default: all].
     #[arg(long = "workload", value_name = "NAME", value_parser = [
         "uniform", "random", "paired", "trace", "threads", "rebuild", "spans",
     ])]
     pub(crate) workloads: Vec<String>,
-    /// Bytes of a block of the uniform workload; all sizes of the published benchmark unless given.
+    /// Block size of the uniform workload; repeatable [default: all sizes of the published
+    /// benchmark].
     #[arg(long = "size", value_name = "SIZE", value_parser = bytes)]
     pub(crate) sizes: Vec<u64>,
-    /// Objects that are allocated and counted, and extents of the rebuilt pool; 1,000,000 unless
-    /// given.
+    /// Number of allocations, and of extents in the rebuilt pool [default: 1,000,000].
     #[arg(long, value_name = "COUNT")]
     pub(crate) operations: Option<usize>,
-    /// Rounds of timing that count; 3 unless given.
+    /// Number of measured rounds [default: 3].
     #[arg(long, value_name = "COUNT")]
     pub(crate) rounds: Option<usize>,
-    /// Requests for `spans`, one JSON object a line: `hash_ids` has a number for each block of the
-    /// prompt, `timestamp` (which may be missing) the moment. Made-up conversations unless given. A
-    /// public one: FAST25-release/traces/conversation_trace.jsonl of
-    /// https://github.com/kvcache-ai/Mooncake.
+    /// Trace of requests for `spans`, one JSON object per line: `hash_ids` has a number for each
+    /// block of the prompt; `timestamp` is optional. For example
+    /// FAST25-release/traces/conversation_trace.jsonl of https://github.com/kvcache-ai/Mooncake
+    /// [default: generated conversations].
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
 }

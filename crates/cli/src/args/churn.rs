@@ -5,16 +5,16 @@ use std::path::PathBuf;
 /// Options of `churn`.
 #[derive(clap::Args)]
 pub(crate) struct Churn {
-    /// 300 requests.
+    /// Use 300 requests.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Requests; 3,277 unless given.
+    /// Number of requests [default: 3,277].
     #[arg(long, value_name = "COUNT", conflicts_with = "trace")]
     pub(crate) requests: Option<usize>,
-    /// A file of requests instead, as for `alloc`.
+    /// Trace of requests, in the format of `bench alloc --trace`.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// Where the arena is made, and removed again; the directory for temporary files unless given.
+    /// Directory for the temporary arena [default: the system's temporary directory].
     #[arg(long, value_name = "PATH")]
     pub(crate) dir: Option<PathBuf>,
 }

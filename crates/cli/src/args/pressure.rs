@@ -5,24 +5,25 @@ use std::path::PathBuf;
 /// Options of `pressure`.
 #[derive(clap::Args)]
 pub(crate) struct Pressure {
-    /// Calls of 1,000 and 4,000 keys, beside those of 10,000, and 2,000 requests.
+    /// Use calls of 1,000 and 4,000 keys, other calls of 10,000 keys, and 2,000 requests.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Only this; all unless given.
+    /// Only this metric; repeatable [default: all].
     #[arg(long = "metric", value_name = "NAME", value_parser = [
         "head_kept", "small_p99_ms", "call_ms", "token_hit_rate",
     ])]
     pub(crate) metrics: Vec<String>,
-    /// Only this; all unless given.
+    /// Only this tier; repeatable [default: all].
     #[arg(long = "tier", value_name = "TIER", value_parser = [
         "Cache", "Dax", "Nvme", "Posix", "Cache|Posix",
     ])]
     pub(crate) tiers: Vec<String>,
-    /// A file of requests for token_hit_rate, as for `alloc`; made-up ones unless given.
+    /// Trace of requests for token_hit_rate, in the format of `bench alloc --trace` [default:
+    /// generated requests].
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// Where arenas and files are made, and removed again; the directory for temporary files unless
-    /// given. They take up to 2.3 GiB.
+    /// Directory for temporary arenas and files, up to 2.3 GiB [default: the system's temporary
+    /// directory].
     #[arg(long, value_name = "PATH")]
     pub(crate) dir: Option<PathBuf>,
 }

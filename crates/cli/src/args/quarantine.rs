@@ -11,17 +11,17 @@ pub(crate) struct Quarantine {
 
 #[derive(Subcommand)]
 pub(crate) enum QuarantineCommand {
-    /// The namespaces in quarantine, since when, and why.
+    /// List the quarantined namespaces with time and reason.
     List,
-    /// Ends a quarantine: engines use the namespace again from their next start on.
+    /// End a quarantine: engines use the namespace again from their next start on.
     ///
-    /// If the cause is still there, first remove what is stored in the namespace, with `kvdepot rm
-    /// --namespace`: otherwise engines are served keys and values that they would not compute.
+    /// If the cause persists, first remove the namespace's blocks with `kvdepot rm --namespace`.
+    /// Otherwise engines load keys and values that differ from those that they compute.
     Release {
-        /// The first digits of the namespace's digest.
+        /// A unique prefix of the namespace's digest.
         #[arg(value_name = "DIGEST", value_parser = super::hexadecimal, required_unless_present = "all")]
         namespace: Option<String>,
-        /// All namespaces in quarantine.
+        /// End all quarantines.
         #[arg(long, conflicts_with = "namespace")]
         all: bool,
     },

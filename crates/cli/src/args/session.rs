@@ -13,7 +13,7 @@ pub(crate) struct Session {
 
 fn depot_help() -> String {
     let text = super::targets::sentence(super::targets::DEPOT);
-    format!("{text}. Files are not for save, restore and trim")
+    format!("{text} (files: not for save, restore and trim)")
 }
 
 /// Which depot's sessions.
@@ -21,13 +21,13 @@ fn depot_help() -> String {
 pub(crate) struct InDepot {
     #[arg(value_name = "DEPOT", help = depot_help())]
     pub(crate) depot: String,
-    /// A YAML or JSON file with the options of docs/configuration.md.
+    /// YAML or JSON file with options (docs/configuration.md).
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// One option, such as posix.path=/mnt/kv; as often as needed. It goes before that of --config.
+    /// One option, such as posix.path=/mnt/kv; overrides --config; repeatable.
     #[arg(short = 'o', long = "option", value_name = "NAME=VALUE")]
     pub(crate) options: Vec<String>,
-    /// The salt of the sessions' namespaces, where they have one.
+    /// Salt of the sessions' namespaces, if they have one.
     #[arg(long, value_name = "TEXT")]
     pub(crate) salt: Option<String>,
 }
@@ -37,43 +37,41 @@ pub(crate) struct InDepot {
 pub(crate) struct Saved {
     #[command(flatten)]
     pub(crate) depot: InDepot,
-    /// All tokens: a list in JSON where the name ends in .json, or else numbers of 32 bits, the
-    /// lowest byte first.
+    /// File with all tokens: a JSON list (*.json), else 32-bit little-endian integers.
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: PathBuf,
-    /// The rows of all tokens, one behind the other, each of as many bytes. Those alone are read
-    /// that the depot does not have.
+    /// File with the KV rows of all tokens, concatenated, all of the same size. Only rows that are
+    /// not stored yet are read.
     #[arg(long, value_name = "FILE")]
     pub(crate) rows: PathBuf,
-    /// Bytes of a token's rows, which the file is held against; its size by the tokens unless
-    /// given.
+    /// Bytes per token, to check the size of --rows [default: file size / tokens].
     #[arg(long, value_name = "SIZE", value_parser = super::bytes)]
     pub(crate) row_bytes: Option<u64>,
-    /// Names the model.
+    /// Name of the model.
     #[arg(long, value_name = "TEXT")]
     pub(crate) model: String,
-    /// Names the type of the rows' elements.
+    /// Data type of the rows' elements, such as float16.
     #[arg(long, value_name = "TEXT")]
     pub(crate) dtype: String,
-    /// Names the weights; other names are never mixed.
+    /// Name of the weights. Sessions of different names share no data.
     #[arg(long, value_name = "TEXT")]
     pub(crate) weights: Option<String>,
-    /// Names whatever else the rows depend on.
+    /// Name of the layout and of other settings that the rows depend on.
     #[arg(long, value_name = "TEXT")]
     pub(crate) layout: Option<String>,
-    /// Tokens of a piece; 512 unless given.
+    /// Tokens per piece [default: 512].
     #[arg(long, value_name = "COUNT", value_parser = count)]
     pub(crate) piece_tokens: Option<usize>,
-    /// A part that does not grow with the tokens; as often as needed.
+    /// A part of fixed size, such as a recurrent state; repeatable.
     #[arg(long = "object", value_name = "NAME=FILE")]
     pub(crate) objects: Vec<String>,
-    /// The text that the tokens were rendered from.
+    /// File with the text of the tokens.
     #[arg(long, value_name = "FILE")]
     pub(crate) text: Option<PathBuf>,
-    /// Tokens that the engine has room for.
+    /// Size of the engine's context, in tokens.
     #[arg(long, value_name = "COUNT", value_parser = count)]
     pub(crate) context_tokens: Option<usize>,
-    /// What ls shows beside it.
+    /// Note that `session ls` shows.
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) note: String,
 }
@@ -83,107 +81,106 @@ pub(crate) struct Saved {
 pub(crate) struct Restored {
     #[command(flatten)]
     pub(crate) depot: InDepot,
-    /// As ls names it, or digits that only it begins with.
+    /// Session ID, or a unique prefix of it.
     #[arg(
         value_name = "SESSION",
         required_unless_present = "tokens",
         conflicts_with = "tokens"
     )]
     pub(crate) session: Option<String>,
-    /// In its place: the longest one that these tokens begin with, and that is whole. A file as
-    /// save takes it.
+    /// Instead of SESSION: restore the longest complete session that is a prefix of these tokens
+    /// (same file format as `save`).
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: Option<PathBuf>,
-    /// Where the rows go, one behind the other; a file that is there is replaced.
+    /// Output file for the rows, concatenated; replaces an existing file.
     #[arg(long, value_name = "FILE")]
     pub(crate) rows: PathBuf,
-    /// A directory that is there, for the objects: a file of its name for each.
+    /// Existing output directory for the objects, one file per object.
     #[arg(long, value_name = "DIR")]
     pub(crate) objects: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
 pub(crate) enum SessionCommand {
-    /// The sessions of a depot, the newest first.
+    /// List the sessions of a depot, newest first.
     Ls {
         #[command(flatten)]
         depot: InDepot,
     },
-    /// What one session is made of.
+    /// Show the parts of a session.
     Show {
         #[command(flatten)]
         depot: InDepot,
-        /// As ls names it, or digits that only it begins with; not needed for a file.
+        /// Session ID, or a unique prefix of it; not needed for a session file.
         #[arg(value_name = "SESSION")]
         session: Option<String>,
     },
-    /// Saves a state that an engine, or a script, has written to files.
+    /// Save an engine state from files.
     ///
-    /// Reads only the parts that the depot does not have yet. If the command is interrupted, or
-    /// the file changes while it is read, the command removes what it has stored.
+    /// Rows that are already stored are not read. If the command is interrupted, or a file changes
+    /// while it is read, nothing is saved.
     Save(Saved),
-    /// Writes a state to files, for an engine or a script to go on with.
+    /// Restore an engine state to files.
     ///
-    /// Each byte has been verified before a file is there; interrupted, no file is.
+    /// Files are created only after all data has been verified.
     Restore(Restored),
-    /// Reads all bytes of sessions and names what is not there or does not verify; exit status 1 if
-    /// anything.
+    /// Read and verify sessions, and list missing or corrupt parts; exit status 1 if there are any.
     Verify {
         #[command(flatten)]
         depot: InDepot,
-        /// As ls names it, or digits that only it begins with; all unless given.
+        /// Session ID, or a unique prefix of it [default: all sessions].
         #[arg(value_name = "SESSION")]
         session: Option<String>,
     },
-    /// Removes a session, and what no other one is made of.
+    /// Delete a session and the blocks that no other session uses.
     Rm {
         #[command(flatten)]
         depot: InDepot,
-        /// As ls names it, or digits that only it begins with.
+        /// Session ID, or a unique prefix of it.
         #[arg(value_name = "SESSION")]
         session: String,
     },
-    /// Removes sessions until all have so many bytes: those first that save the least compute a
+    /// Delete sessions until they use at most --to bytes, starting with the least compute saved per
     /// byte.
     ///
-    /// What a longer one of the same conversation supersedes goes before all others. A block that
-    /// several sessions name counts once, and stays with the last of them. Each model's sessions
-    /// keep their share.
+    /// Sessions that a longer one of the same conversation supersedes are deleted first. A block
+    /// that several sessions use counts once, and is deleted with the last of them. The sessions of
+    /// each model keep their share.
     Trim {
         #[command(flatten)]
         depot: InDepot,
-        /// What all sessions may have then, such as 64GiB.
+        /// Total size of the remaining sessions, such as 64GiB.
         #[arg(long, value_name = "SIZE", value_parser = bytes)]
         to: u64,
     },
-    /// Writes a session to one file, to be copied and kept.
+    /// Export a session to one file.
     Export {
         #[command(flatten)]
         depot: InDepot,
-        /// As ls names it, or digits that only it begins with.
+        /// Session ID, or a unique prefix of it.
         #[arg(value_name = "SESSION")]
         session: String,
-        /// The file; one that is there is replaced.
+        /// Output file; replaces an existing file.
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// As ds4's own file, byte for byte, of a session that was imported from one.
+        /// Write the original ds4 file, byte for byte (only for a session imported from one).
         #[arg(long)]
         ds4: bool,
     },
-    /// Saves sessions that export has written, or ds4's own files (.kv).
+    /// Import sessions from exported files, or from ds4's files (.kv).
     ///
-    /// What is changed or cut is refused before anything is stored. Files of ds4 do not say which
-    /// weights they are of: --weights names them, and sessions of other names are never mixed.
+    /// A modified or truncated file is rejected before anything is stored. ds4's files do not
+    /// identify the weights: name them with --weights. Sessions of different names share no data.
     Import {
         #[command(flatten)]
         depot: InDepot,
-        /// The files.
+        /// Files to import.
         #[arg(value_name = "FILE", required = true)]
         files: Vec<PathBuf>,
-        /// Names the weights that ds4's files are of.
+        /// Name of the weights of ds4's files.
         #[arg(long, value_name = "TEXT")]
         weights: Option<String>,
-        /// Tokens of a piece of what comes from ds4's files; 512 unless given.
+        /// Tokens per piece for ds4's files [default: 512].
         #[arg(long, value_name = "COUNT", value_parser = count)]
         piece_tokens: Option<usize>,
     },

@@ -7,10 +7,10 @@ use super::{bytes, count};
 /// Options of `transfer`.
 #[derive(clap::Args)]
 pub(crate) struct Transfer {
-    /// Three batches, three sizes of messages, 3 rounds.
+    /// Use three batches, three message sizes and 3 rounds.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Only this; all unless given.
+    /// Only this metric; repeatable [default: all].
     #[arg(long = "metric", value_name = "NAME", value_parser = [
         "batch_over_tcp", "over_memcpy", "batch_over_one_by_one", "one_by_one_over_pingpong",
         "first_byte_on_over_off", "total_on_over_off", "messages_per_s",
@@ -18,38 +18,39 @@ pub(crate) struct Transfer {
         "resolve_ms",
     ])]
     pub(crate) metrics: Vec<String>,
-    /// loopback, or veth: between two network namespaces, which root makes; loopback unless given.
+    /// Network: `loopback`, or `veth` between two network namespaces (needs root); repeatable
+    /// [default: loopback].
     #[arg(long = "where", value_name = "WHERE", value_parser = ["loopback", "veth"])]
     pub(crate) places: Vec<String>,
-    /// read or write; both unless given.
+    /// Only this operation; repeatable [default: both].
     #[arg(long = "op", value_name = "OP", value_parser = ["read", "write"])]
     pub(crate) ops: Vec<String>,
-    /// Megabytes and pieces of a batch, such as 200/5000; those of the published table, and 256/1,
-    /// unless given.
+    /// Megabytes and number of pieces of a batch, such as 200/5000; repeatable [default: those of
+    /// the published table, and 256/1].
     #[arg(long = "batch", value_name = "MB/CHUNKS", value_parser = batch)]
     pub(crate) batches: Vec<(u64, usize)>,
-    /// Bytes of a message; 4KiB to 4MiB unless given.
+    /// Message size; repeatable [default: 4KiB to 4MiB].
     #[arg(long = "message", value_name = "SIZE", value_parser = bytes)]
     pub(crate) messages: Vec<u64>,
-    /// Rounds that count; 5 unless given.
+    /// Number of measured rounds [default: 5].
     #[arg(long, value_name = "COUNT")]
     pub(crate) rounds: Option<usize>,
-    /// Connections of the engine; its default unless given.
+    /// Number of connections [default: that of the transfer engine].
     #[arg(long, value_name = "COUNT", value_parser = count)]
     pub(crate) streams: Option<usize>,
-    /// Most bytes of a slice; the engine's default unless given.
+    /// Maximum size of a slice [default: that of the transfer engine].
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) slice_size: Option<u64>,
-    /// Unanswered slices of a connection; the engine's default unless given.
+    /// Slices in flight per connection [default: that of the transfer engine].
     #[arg(long, value_name = "COUNT", value_parser = count)]
     pub(crate) window: Option<usize>,
-    /// Has so many bytes for others; what the target's process does.
+    /// Internal: serve this number of bytes as the target process.
     #[arg(long, hide = true)]
     pub(crate) child: Option<u64>,
-    /// Where the target's process listens; loopback unless given.
+    /// Internal: address of the target process.
     #[arg(long, hide = true)]
     pub(crate) listen: Option<Ipv4Addr>,
-    /// Moves batches of at most so many bytes as lines tell it; what `make bench-transfer` runs.
+    /// Internal: run the batches that standard input describes (`make bench-transfer`).
     #[arg(long, hide = true)]
     pub(crate) drive: Option<u64>,
 }

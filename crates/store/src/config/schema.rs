@@ -14,176 +14,179 @@ pub const OPTIONS: &[OptionSpec] = &[
         "pipeline",
         Kind::Text,
         "Cache|Dax",
-        "Tiers chained near to far. In a file; \
-        `kvdepot.open(pipeline, …)` gives it as its first argument.",
+        "Tiers of the pipeline, first to last, separated by `|`. For files; \
+         `kvdepot.open(pipeline, …)` takes it as its first argument.",
     ),
     OptionSpec::new(
         "",
         "lanes",
         Kind::Count,
-        "the CPUs that the control group allows, at most 4",
-        "Threads that move bytes, here and in each process that attaches; at most 256. vLLM's \
-        workers on a CUDA device have one for each processor, at most 16, unless it is given.",
+        "the number of CPUs of the control group, at most 4",
+        "Number of copy threads, 1 to 256, in the process that opens the depot and in each \
+         attached process. vLLM workers with a CUDA device default to one per CPU, at most 16.",
     ),
     OptionSpec::new(
         "",
         "slice_size",
         Kind::Size,
         "4MiB",
-        "Most bytes that a lane takes at a time, at least 64KiB; blocks smaller than it share a \
-        slice.",
+        "Maximum bytes that a copy thread processes at a time, at least 64KiB. Smaller blocks \
+         share a slice.",
     ),
     OptionSpec::new(
         "",
         "staging_slab",
         Kind::Size,
-        "2MiB for each region",
-        "Memory that staged gets go through, at least 64KiB for each region; taken by the first \
-        one. A process that attaches has 2MiB for each region. LMCache calls it `retrieve_staging_slab_bytes`.",
+        "2MiB per region",
+        "Size of the staging buffer for staged gets, at least 64KiB per region. The first \
+         staged get allocates it. Attached processes use 2MiB per region. LMCache's name: \
+         `retrieve_staging_slab_bytes`.",
     ),
     OptionSpec::new(
         "",
         "staging_regions",
         Kind::Count,
-        "2 for each lane, at least 3",
-        "Regions of the staging slab, at most 4096: so many slices are staged at a time. LMCache \
-        calls it `restore_max_regions`.",
+        "2 per copy thread, at least 3",
+        "Number of regions of the staging buffer, 1 to 4096: the number of slices that are \
+         staged at the same time. LMCache's name: `restore_max_regions`.",
     ),
     OptionSpec::new(
         "",
         "lock_wait",
         Kind::Duration,
         "10s",
-        "How long opening waits for another owner of the arena to go.",
+        "Maximum time that opening waits for another owner of the arena to close it.",
     ),
     OptionSpec::new(
         "",
         "mac_key_file",
         Kind::Text,
-        "none: who can write a medium that is shared is trusted",
-        "A file of keys, of mode 0600, by which blocks of `Posix`, `Ds3fs`, `S3` and `Peer` are \
-        authenticated: lines of a salt, or `-` for namespaces that have none, and 64 hexadecimal \
-        digits. All who share a directory or a bucket have the same keys. A block there without a \
-        MAC, or with another one, is a miss.",
+        "none: every process that can write to the shared storage is trusted",
+        "File with the keys that authenticate blocks in `Posix`, `Ds3fs`, `S3` and `Peer`; mode \
+         0600. Each line is a salt (`-` for namespaces without one) and 64 hexadecimal digits. \
+         All processes that share a directory or a bucket need the same keys. A block without a \
+         valid MAC is a miss.",
     ),
     OptionSpec::new(
         "",
         "lookup_timeout",
         Kind::Duration,
         "1s",
-        "How long a lookup in a tier that may answer late may take; what it has not found by then is a \
-         miss.",
+        "Maximum time of a lookup in an asynchronous tier. Keys without a response by then are \
+         misses.",
     ),
     OptionSpec::new(
         "",
         "tier_timeout",
         Kind::Duration,
         "10s",
-        "How long such a tier may be silent in anything else: a block is not stored there then. A call \
-         that takes many requests goes on as long as they are answered.",
+        "Maximum time without a response from an asynchronous tier, for all other operations. \
+         On time-out a read is a miss and a write is skipped. Each response of a call with many \
+         requests restarts it.",
     ),
     OptionSpec::new(
         "",
         "overload",
         Kind::Choice(&["wait", "drop"]),
         "wait",
-        "What a put does when the write-back queue is full: `wait` for the far tier, or `drop` \
-         the block (false, counted; a reservation is kept in the near tier alone, where it has \
-         room). Engine connectors use `drop`.",
+        "Behaviour of a put while the write-back queue is full: `wait` blocks it until the \
+         lower tier has space in the queue; `drop` returns false and counts it (a reservation \
+         is kept in the upper tier only, if that has space). Engine connectors use `drop`.",
     ),
     OptionSpec::new(
         "",
         "write_back_depth",
         Kind::Size,
-        "half of the near tier",
-        "Most bytes that wait in the near tier for the far one.",
+        "half of the upper tier",
+        "Maximum bytes that wait in a tier to be written back to the next one.",
     ),
     OptionSpec::new(
         "",
         "promote",
         Kind::Flag,
         "true",
-        "Copy blocks that were read from a far tier into the near one, in the background.",
+        "Copy blocks that were read from a lower tier into the first one, in the background.",
     ),
     OptionSpec::new(
         "",
         "admission",
         Kind::Choice(&["all", "learned"]),
         "all",
-        "What is stored and brought near where others have to go for it: `all`, or (`learned`) not \
-        what has left before anybody asked for it, nor what lies so deep in its call that it is \
-        seldom asked for (the put is false, and counted), and near only what was read far lately \
-        before. The vLLM connector uses `learned`: what an engine serves from a larger cache of \
-        its own is not stored again and again. A pipeline with a tier that is none of arenas \
-        takes all: what lies there is not known at once.",
+        "Admission policy for storing and promoting blocks when that would evict others. `all`: \
+         always. `learned`: not if the block was evicted unread before, or is at a prompt depth \
+         that is rarely read (the put returns false, `declined`); promote only blocks read from \
+         a lower tier recently. The vLLM connector uses `learned`, so that blocks that vLLM \
+         serves from its own larger cache are not written repeatedly. Always `all` with an \
+         asynchronous tier.",
     ),
     OptionSpec::new(
         "",
         "close_timeout",
         Kind::Duration,
         "60s",
-        "How long a close drains the write-back queue before it gives up the rest.",
+        "Maximum time that `close` spends on writing back the queue. Blocks that are still \
+         queued then are not written.",
     ),
     OptionSpec::new(
         "",
         "timeout",
         Kind::Duration,
         "10s",
-        "In a process that uses a served depot (`unix:`): longest wait for the answer to a call, \
-        at least 1ms. An owner that takes longer is taken for one that is gone. Where the client's \
-        own settings have none, its owner's holds.",
+        "In a client of a served depot (`unix:`): maximum time to wait for a response, at least \
+         1ms. Then the client treats the server as dead. Default of a client: the server's \
+         value.",
     ),
     OptionSpec::new(
         "",
         "instance",
         Kind::Text,
         "none",
-        "A name that tells apart several depots of a user: the default arena is then \
-         `arena-<instance>.kvd`. At most 64 letters, digits, `-`, `_` and `.`.",
+        "Name that distinguishes several depots of a user, at most 64 letters, digits, `-`, `_` \
+         and `.`. The default arena is then `arena-<instance>.kvd`.",
     ),
     OptionSpec::new(
         "",
         "shares",
         Kind::Count,
         "1",
-        "Number of depots of this host that take default capacities, 1 to 1024: each gets so small a \
-        part of the memory and of the free disk. An arena that exists keeps its size. vLLM's \
-        connector gives the number of data-parallel engines.",
+        "Number of depots on this host that use default capacities, 1 to 1024. Each default is \
+         divided by it. An existing arena keeps its size. vLLM's connector sets the number of \
+         data-parallel engines.",
     ),
     OptionSpec::new(
         "",
         "socket",
         Kind::Text,
         "auto",
-        "Where other processes of this host attach: a path (with a `/`, or that ends in `.sock`), \
-         `auto` (the runtime directory) or `off`.",
+        "Socket on which other processes of this host attach: a path (contains a `/`, or ends \
+         in `.sock`), `auto` (in the runtime directory) or `off`.",
     ),
     OptionSpec::new(
         "",
         "socket_mode",
         Kind::Mode,
         "0600",
-        "Who may attach: the socket's permission bits in octal, in quotes in a file. `0660` lets \
-         the group in, which can then read and write every block.",
+        "Permission bits of the socket, in octal (quoted in a file). With `0660`, members of \
+         the group can read and write all blocks.",
     ),
     OptionSpec::new(
         "cache",
         "capacity",
         Kind::Size,
         "10 % of the memory the cgroup allows, divided by `shares`, at most 8 GiB",
-        "The tier's whole memory, at least 4KiB and at most what the process may use. \
-         `kvdepot serve` and vLLM's connector make all of it resident at the start, in the \
-         background, of huge pages where the system gives them (`kvdepot doctor` says so); else \
-         pages are taken when they are first written.",
+        "Memory of the tier, from 4KiB to the memory that the process may use. `kvdepot serve` \
+         and vLLM's connector allocate all of it in the background at startup, with huge pages \
+         if the system has them (`kvdepot doctor` shows it). Otherwise pages are allocated on \
+         their first write.",
     ),
     OptionSpec::new(
         "dax",
         "path",
         Kind::Text,
         "kvdepot/arena.kvd in the user's cache directory",
-        "A device (`/dev/dax0.0`) or any file that can be mapped. A missing file is created with \
-         its space really allocated, but never in `/dev`; one in a file system of memory \
-         (`/dev/shm`) is gone at the next boot, which the log says.",
+        "A DAX device (`/dev/dax0.0`) or any file that can be mapped. A missing file is created \
+         with its disk space allocated, but not in `/dev`. A file on a memory file system such \
+         as `/dev/shm` does not survive a reboot; kvdepot logs that.",
     ),
     capacity_of("dax"),
     OptionSpec::new(
@@ -191,9 +194,9 @@ pub const OPTIONS: &[OptionSpec] = &[
         "devices",
         Kind::Devices,
         "one, at `path`",
-        "Several media as one tier, instead of `path` and `capacity`: \
-        `[{path: /dev/dax0.0}, {path: /mnt/pmem/kv, capacity: 64GiB}]`. Each is an arena of its \
-        own, and all must open.",
+        "Several media for one tier, instead of `path` and `capacity`, for example `[{path: \
+         /dev/dax0.0}, {path: /mnt/pmem/kv, capacity: 64GiB}]`. Each has its own arena, and all \
+         must open.",
     ),
     records_of("dax"),
     durability_of("dax"),
@@ -203,9 +206,9 @@ pub const OPTIONS: &[OptionSpec] = &[
         "path",
         Kind::Text,
         "kvdepot/nvme.kvd in the user's cache directory",
-        "A block device (`/dev/disk/by-id/…`), or a file on a disk; both are read and written past \
-        the page cache, where a file's system lets it. A missing file is created with its space \
-        really allocated.",
+        "A block device (`/dev/disk/by-id/…`) or a file on a disk. I/O bypasses the page cache \
+         (`O_DIRECT`) if the file system supports it. A missing file is created with its disk \
+         space allocated.",
     ),
     capacity_of("nvme"),
     OptionSpec::new(
@@ -213,9 +216,9 @@ pub const OPTIONS: &[OptionSpec] = &[
         "devices",
         Kind::Devices,
         "one, at `path`",
-        "Several media as one tier, instead of `path` and `capacity`: \
-        `[{path: /mnt/a/kv, capacity: 1TiB}, {path: /mnt/b/kv, capacity: 1TiB}]`. Each is an arena \
-        of its own, and all must open.",
+        "Several media for one tier, instead of `path` and `capacity`, for example `[{path: \
+         /mnt/a/kv, capacity: 1TiB}, {path: /mnt/b/kv, capacity: 1TiB}]`. Each has its own \
+         arena, and all must open.",
     ),
     records_of("nvme"),
     durability_of("nvme"),
@@ -229,9 +232,9 @@ const fn capacity_of(section: &'static str) -> OptionSpec {
         section,
         "capacity",
         Kind::Size,
-        "what the arena has; for a new file 20 % of the free disk, divided by `shares`, at most \
-        64 GiB",
-        "The whole medium. An existing arena of another capacity is refused.",
+        "the size of the existing arena; for a new file 20 % of the free disk, divided by \
+         `shares`, at most 64 GiB",
+        "Size of the whole medium. An existing arena of another size is an error.",
     )
 }
 
@@ -240,8 +243,8 @@ const fn records_of(section: &'static str) -> OptionSpec {
         section,
         "records",
         Kind::Count,
-        "one for each 4 KiB of the first 4 GiB, and one for each 32 KiB beyond",
-        "Entries of the record table of a new arena: the most blocks it can hold.",
+        "one per 4 KiB of the first 4 GiB, and one per 32 KiB beyond",
+        "Number of records of a new arena: the maximum number of blocks.",
     )
 }
 
@@ -251,7 +254,8 @@ const fn durability_of(section: &'static str) -> OptionSpec {
         "durability",
         Kind::Choice(&["process", "power"]),
         "process",
-        "What an acknowledged block outlives: the `process`, or a `power` cut too (slower).",
+        "Failures that an acknowledged block survives: `process` (termination of the process) \
+         or `power` (also a power loss; slower).",
     )
 }
 
@@ -261,8 +265,9 @@ const fn format_of(section: &'static str) -> OptionSpec {
         "format",
         Kind::Choice(&["false", "true", "force"]),
         "false",
-        "Make a new arena of what the path holds, which is lost: `true`, unless it is a sound \
-         arena; `force`, whatever it is, at each start. A medium of zeros needs neither.",
+        "Create a new arena on the medium and lose its content. `false`: only if the medium is \
+         all zeros. `true`: also if it does not hold a valid arena; an error if it does. \
+         `force`: always, at every start.",
     )
 }
 
@@ -273,40 +278,40 @@ pub const EDGE: &[OptionSpec] = &[
         "admission",
         Kind::Choice(&["first", "second"]),
         "first",
-        "When a block goes on into this tier from the one before it: at its `first` put, or at \
-         the `second` touch: once it is put again, or asked for (a lookup, a get, a pin), while it \
-         is there. Where this tier, or one behind it, is what acknowledges, a put of a block that \
-         stays is false (`declined`); so it is with the next four options.",
+        "When to write a block back into this tier: on its `first` put, or on its `second` \
+         access (put, lookup, get or pin) in the previous tier. Until then, puts that need this \
+         tier or a later one for their acknowledgement return false (`declined`). The same \
+         holds for the next four options.",
     ),
     OptionSpec::new(
         "",
         "block_min",
         Kind::Size,
         "none",
-        "Blocks of fewer bytes stay in the tier before.",
+        "Minimum block size in bytes. Smaller blocks stay in the previous tier.",
     ),
     OptionSpec::new(
         "",
         "block_max",
         Kind::Size,
         "none",
-        "Blocks of more bytes stay in the tier before.",
+        "Maximum block size in bytes. Larger blocks stay in the previous tier.",
     ),
     OptionSpec::new(
         "",
         "write_budget_hour",
         Kind::Size,
         "none",
-        "Most bytes that go on into this tier in any hour, for disks that wear out: what comes \
-         beyond it stays in the tier before, until it is put again. What is reserved here counts \
-         until it is given up. Counted from the start of the process.",
+        "Maximum bytes written to this tier in any hour, to limit flash wear. Blocks over the \
+         budget stay in the previous tier until the next put. Reservations count until they are \
+         released. Counted since process start.",
     ),
     OptionSpec::new(
         "",
         "write_budget_day",
         Kind::Size,
         "none",
-        "The same for any 24 hours.",
+        "Maximum bytes written to this tier in any 24 hours; otherwise as `write_budget_hour`.",
     ),
 ];
 
@@ -317,14 +322,14 @@ pub const LATE: &[OptionSpec] = &[
         "lookup_timeout",
         Kind::Duration,
         "the depot's",
-        "How long a lookup here may take; what it has not found by then is a miss.",
+        "Maximum time of a lookup in this tier. Keys without a response by then are misses.",
     ),
     OptionSpec::new(
         "",
         "timeout",
         Kind::Duration,
         "the depot's `tier_timeout`",
-        "How long the tier may be silent in anything else.",
+        "Maximum time without a response from this tier, for all operations other than lookups.",
     ),
 ];
 
@@ -348,14 +353,14 @@ pub(super) fn find_among(
 #[must_use]
 pub fn reference(kinds: &Kinds) -> String {
     let mut page = String::from(
-        "# Configuration\n\nGenerated from `crates/store/src/config/schema.rs`, which also \
-         validates; `cargo run -p kvdepot-dev -- generate` writes it.\n\nOne schema for a YAML \
-         file (`kvdepot.open(\"FILE\")`, `kvdepot serve --config FILE`), a Python dictionary and \
-         the command line, which takes all but lists. Sizes take units, in \
-         either case: `64GiB`, `64Gi` and `64G` are 64 × 2³⁰ bytes, `64GB` is 64 × 10⁹; so it is \
-         with K, M and T. Durations take them too: `500us`, `500ms`, `10s`, `2min` or \
-         `2m`, `1h`; a number alone is seconds. A name that is not in these tables is an error, \
-         never ignored.\n\n```yaml\npipeline: Cache|Dax\noverload: wait\n\
+        "# Configuration\n\nThis page lists every option of a depot. It is generated from \
+         `crates/store/src/config/schema.rs`, which also validates configurations (`make docs`).\
+         \n\nThe same options are valid in a YAML or JSON file (`kvdepot.open(\"FILE\")`, \
+         `kvdepot serve --config FILE`), in a Python dictionary, and on the command line \
+         (`-o NAME=VALUE`; lists only in files and dictionaries). Sizes have units in upper or \
+         lower case: `64GiB`, `64Gi` and `64G` are 64 × 2³⁰ bytes, `64GB` is 64 × 10⁹ bytes; K, M \
+         and T work the same way. Durations have units too: `500us`, `500ms`, `10s`, `2min` or \
+         `2m`, `1h`; a number without a unit is seconds. An unknown name is an error.\n\n```yaml\npipeline: Cache|Dax\noverload: wait\n\
          cache:\n  capacity: 512MiB\ndax:\n  path: /var/tmp/kvdepot.arena  # or /dev/dax0.0\n\
          \x20 capacity: 4GiB\n```\n",
     );
@@ -397,13 +402,14 @@ pub fn reference(kinds: &Kinds) -> String {
     page + ENVIRONMENT
 }
 
-/// What is no option, because it holds for whole processes.
+/// Environment variables, which apply to whole processes.
 const ENVIRONMENT: &str = "\n## Environment\n\n| variable | what it does |\n| --- | --- |\n\
-    | `KVDEPOT_LOG` | From which level on is logged, to stderr: `off`, `error`, `warn` (the \
-    default), `info`, `debug`, `trace`. |\n\
-    | `UC_LOGGER_LEVEL` | The same where `KVDEPOT_LOG` is not set, in UCM's words. |\n\
-    | `XDG_RUNTIME_DIR` | Sockets are in its `kvdepot`; in `/tmp/kvdepot-UID` where it is no \
-    directory of the user, and in `/dev/shm/kvdepot-UID` where that cannot be written. |\n\
-    | `XDG_CACHE_HOME` | Default arenas are in its `kvdepot`; `~/.cache/kvdepot` where it is not \
-    set. Where neither can be written (no home, a read-only root), they are in \
-    `kvdepot-UID/cache` of `$TMPDIR` or `/tmp`, and the log says so. |\n";
+    | `KVDEPOT_LOG` | Log level (stderr): `off`, `error`, `warn` (default), `info`, `debug` or \
+    `trace`. |\n\
+    | `UC_LOGGER_LEVEL` | The log level in UCM's words, if `KVDEPOT_LOG` is not set. |\n\
+    | `XDG_RUNTIME_DIR` | Sockets are in its directory `kvdepot`. If it is not a directory of the \
+    user, they are in `/tmp/kvdepot-UID`, or in `/dev/shm/kvdepot-UID` if `/tmp` is not \
+    writable. |\n\
+    | `XDG_CACHE_HOME` | Default arenas are in its directory `kvdepot` [default: `~/.cache`]. If \
+    it is not writable (for example no home directory, or a read-only root), they are in \
+    `kvdepot-UID/cache` of `$TMPDIR` or `/tmp`, and kvdepot logs it. |\n";

@@ -19,120 +19,122 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
         "peer",
         "name",
         Kind::Text,
-        "none: it must be given",
-        "This host's name among the hosts: it stays when the address changes, and homes are drawn \
-         by it.",
+        "none: required",
+        "Unique name of this host. Placement is computed from the name, so keep it when the \
+         address changes.",
     ),
     OptionSpec::new(
         "peer",
         "capacity",
         Kind::Size,
-        "none: it must be given",
-        "Bytes that this host gives: memory of its own, or a medium with `path`. Homes are drawn in \
-         proportion to it.",
+        "none: required",
+        "Bytes that this host contributes: memory, or a medium with `path`. The share of the \
+         blocks on this host is proportional to it.",
     ),
     OptionSpec::new(
         "peer",
         "hosts",
         Kind::Text,
-        "none: `hosts` or `etcd` must be given",
-        "All hosts, this one too, where they do not change: `NAME IP:PORT CAPACITY`, separated by \
-         commas; all have the same list. Without a capacity one gives as much as this host.",
+        "none: `hosts` or `etcd` is required",
+        "Fixed list of all hosts including this one, the same on every host: `NAME IP:PORT \
+         CAPACITY`, separated by commas. Default of CAPACITY: that of this host.",
     ),
     OptionSpec::new(
         "peer",
         "etcd",
         Kind::Text,
-        "none: `hosts` or `etcd` must be given",
-        "Endpoints of an etcd where hosts come and go, such as `http://10.0.0.1:2379`, separated by \
-         commas.",
+        "none: `hosts` or `etcd` is required",
+        "Endpoints of an etcd for dynamic membership, such as `http://10.0.0.1:2379`, separated \
+         by commas.",
     ),
     OptionSpec::new(
         "peer",
         "etcd_prefix",
         Kind::Text,
         "/kvdepot",
-        "What the keys of these hosts begin with.",
+        "Prefix of the etcd keys of these hosts.",
     ),
     OptionSpec::new(
         "peer",
         "etcd_ttl",
         Kind::Duration,
         "10s",
-        "How long a host that says nothing is believed to be there: whole seconds, from 2.",
+        "Time after which a host without a heartbeat is removed from the membership; whole \
+         seconds, at least 2.",
     ),
     OptionSpec::new(
         "peer",
         "listen",
         Kind::Text,
-        "this host's address in `hosts`; with `etcd`, `127.0.0.1:0`",
-        "Where other hosts connect to, as `IP:PORT`. Beyond loopback a token or TLS is needed.",
+        "this host's address in `hosts`; with `etcd` `127.0.0.1:0`",
+        "Address on which other hosts connect, `IP:PORT`. Addresses other than loopback require \
+         a token or TLS.",
     ),
     OptionSpec::new(
         "peer",
         "advertise",
         Kind::Text,
         "`listen`",
-        "With `etcd`: the address that others are told, where it is another one.",
+        "With `etcd`: address that other hosts connect to, if it differs from `listen`.",
     ),
     OptionSpec::new(
         "peer",
         "token",
         Kind::Text,
         "none",
-        "What all hosts know, and nobody else: who has it is served.",
+        "Shared secret. A host that presents it is admitted.",
     ),
     OptionSpec::new(
         "peer",
         "token_file",
         Kind::Text,
         "none",
-        "A file, of mode 0600, that has the token.",
+        "File with the token, mode 0600.",
     ),
     OptionSpec::new(
         "peer",
         "tls_certificate",
         Kind::Text,
-        "none: connections go in the clear",
-        "With `tls_key` and `tls_ca`: hosts prove themselves by certificates, and all that goes \
-         over connections is encrypted. A PEM file, this host's certificate and those between it \
-         and the authority.",
+        "none: connections are not encrypted",
+        "PEM file with this host's certificate and intermediate certificates. Use it with \
+         `tls_key` and `tls_ca`: hosts then authenticate each other, and all traffic is \
+         encrypted.",
     ),
     OptionSpec::new(
         "peer",
         "tls_key",
         Kind::Text,
         "none",
-        "A PEM file, the certificate's key.",
+        "PEM file with the key of the certificate.",
     ),
     OptionSpec::new(
         "peer",
         "tls_ca",
         Kind::Text,
         "none",
-        "A PEM file, the authorities that the certificates of all hosts are signed by.",
+        "PEM file with the authorities that sign the certificates of all hosts.",
     ),
     OptionSpec::new(
         "peer",
         "tls_name",
         Kind::Text,
-        "the address that is connected to",
-        "The name that certificates of other hosts are for, where they are not for addresses.",
+        "the address of the connection",
+        "Name in the certificates of other hosts, if they are not issued for addresses.",
     ),
     OptionSpec::new(
         "peer",
         "path",
         Kind::Text,
-        "none: what this host gives is memory, and gone with its process",
-        "A file that can be mapped, or a DAX device, which has what this host gives.",
+        "none: contributed memory, lost with the process",
+        "A file that can be mapped, or a DAX device, that holds the contributed capacity.",
     ),
     OptionSpec::new(
         "peer",
         "replicas",
         Kind::Count,
         "1",
-        "Homes of a block, at most 8: a put is stored here when so many have it, or all where fewer \
-         hosts answer.",
+        "Number of hosts that store each block, 1 to 8. A put succeeds when that many hosts \
+         have it, or all reachable ones if there are fewer.",
     ),
 ];
 

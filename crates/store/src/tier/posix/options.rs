@@ -11,9 +11,9 @@ pub(super) const POSIX: &[OptionSpec] = &[
         "posix",
         "path",
         Kind::Text,
-        "none: it must be given",
-        "A directory on any POSIX file system, which any number of processes and hosts may share; \
-         made where there is none. All who share it name the same `capacity` and `fan_out`.",
+        "none: required",
+        "Directory on any POSIX file system; created if missing. Any number of processes and \
+         hosts may share it, with the same `capacity` and `fan_out`.",
     ),
     capacity_of("posix"),
     OptionSpec::new(
@@ -21,7 +21,8 @@ pub(super) const POSIX: &[OptionSpec] = &[
         "direct",
         Kind::Choice(&["auto", "true", "false"]),
         "auto",
-        "Whether files are read and written past the page cache: `auto` where the file system can.",
+        "Bypass the page cache (`O_DIRECT`): `auto` if the file system supports it, `true`, or \
+         `false`.",
     ),
     durability_of("posix"),
     fan_out_of("posix"),
@@ -32,40 +33,40 @@ pub(super) const DS3FS: &[OptionSpec] = &[
         "ds3fs",
         "path",
         Kind::Text,
-        "none: it must be given",
-        "A directory below the mount of a 3FS, which any number of processes and hosts may share; \
-         made where there is none. All who share it name the same `capacity` and `fan_out`.",
+        "none: required",
+        "Directory below a 3FS mount; created if missing. Any number of processes and hosts may \
+         share it, with the same `capacity` and `fan_out`.",
     ),
     capacity_of("ds3fs"),
     OptionSpec::new(
         "ds3fs",
         "library",
         Kind::Text,
-        "libhf3fs_api_shared.so, as the system's loader finds it",
-        "3FS's library for I/O beside its mount (USRBIO): a path or a name. `posix`: none, and all \
-         goes through the mount.",
+        "libhf3fs_api_shared.so, found by the system's loader",
+        "Path or name of 3FS's library for user-space I/O (USRBIO). `posix`: use no library; \
+         all I/O goes through the mount.",
     ),
     OptionSpec::new(
         "ds3fs",
         "stream_number",
         Kind::Count,
-        "one for each processor, at most 32",
-        "Rings for reads, and as many for writes: at most 64.",
+        "one per CPU, at most 32",
+        "Number of rings for reads, and of rings for writes, 1 to 64.",
     ),
     OptionSpec::new(
         "ds3fs",
         "waiting_queue_depth",
         Kind::Count,
         "1024",
-        "Requests that wait beside those that are under way, in each direction: one more fails, \
-         which is a miss or a block that is not stored.",
+        "Maximum requests that wait per direction, in addition to those in flight. Requests \
+         beyond it fail: a read is a miss, a write is skipped.",
     ),
     OptionSpec::new(
         "ds3fs",
         "running_queue_depth",
         Kind::Count,
         "32768",
-        "Requests that are under way at a time, at most 65536.",
+        "Maximum requests in flight, 1 to 65536.",
     ),
     durability_of("ds3fs"),
     fan_out_of("ds3fs"),
@@ -78,9 +79,9 @@ const fn capacity_of(section: &'static str) -> OptionSpec {
         section,
         "capacity",
         Kind::Size,
-        "what the directory has been shared with; for a new one 80 % of its file system",
-        "Most bytes of all its files together, whoever writes them: at least 1MiB. The oldest go \
-         from 94 % on.",
+        "that of the existing directory; for a new one 80 % of its file system",
+        "Maximum total size of the files of all processes that share the directory, at least \
+         1MiB. kvdepot evicts the least recently used files from 94 % on.",
     )
 }
 
@@ -90,7 +91,8 @@ const fn durability_of(section: &'static str) -> OptionSpec {
         "durability",
         Kind::Choice(&["process", "power"]),
         "process",
-        "What an acknowledged block outlives: the `process`, or a `power` cut too (slower).",
+        "Failures that an acknowledged block survives: `process` (termination of the process) \
+         or `power` (also a power loss; slower).",
     )
 }
 
@@ -99,9 +101,9 @@ const fn fan_out_of(section: &'static str) -> OptionSpec {
         section,
         "fan_out",
         Kind::Count,
-        "that of the directory, or 256",
-        "Folders that the files are spread over, at most 4096: for millions of files, more. A \
-         directory that exists keeps its number.",
+        "that of the existing directory, or 256",
+        "Number of subdirectories, 1 to 4096; use more for millions of files. An existing \
+         directory keeps its number.",
     )
 }
 

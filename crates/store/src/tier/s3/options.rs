@@ -13,70 +13,71 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
         "s3",
         "url",
         Kind::Text,
-        "none: it must be given",
-        "`s3://BUCKET/PREFIX`, which any number of processes and hosts may share. All below the \
-         prefix is the tier's own.",
+        "none: required",
+        "`s3://BUCKET/PREFIX`. Any number of processes and hosts may share it. All objects \
+         below the prefix belong to the tier.",
     ),
     OptionSpec::new(
         "s3",
         "endpoint",
         Kind::Text,
-        "`AWS_ENDPOINT`, or AWS's own of the region",
-        "The server, as `https://HOST:PORT`, where it is not AWS.",
+        "`AWS_ENDPOINT`, else AWS's endpoint of the region",
+        "Server of the object store, `https://HOST:PORT`.",
     ),
     OptionSpec::new(
         "s3",
         "region",
         Kind::Text,
         "`AWS_REGION`, or us-east-1",
-        "The bucket's region.",
+        "Region of the bucket.",
     ),
     OptionSpec::new(
         "s3",
         "credentials",
         Kind::Text,
-        "the environment's",
-        "A file with `aws_access_key_id`, `aws_secret_access_key` and perhaps `aws_session_token`, \
-         read again whenever it has changed. Without it they are the environment's: `AWS_*` \
-         variables, a web identity, a container's or an instance's role.",
+        "from the environment",
+        "File with `aws_access_key_id`, `aws_secret_access_key` and optionally \
+         `aws_session_token`; read again after each change. Default: `AWS_*` variables, a web \
+         identity, or the role of the container or instance.",
     ),
     OptionSpec::new(
         "s3",
         "capacity",
         Kind::Size,
-        "none: it must be given, but with `lifecycle: bucket`",
-        "Most bytes of all objects together, whoever writes them: at least 1MiB. The oldest go \
-         from 94 % on.",
+        "none: required, except with `lifecycle: bucket`",
+        "Maximum total size of the objects of all processes that share the prefix, at least \
+         1MiB. kvdepot evicts the least recently used objects from 94 % on.",
     ),
     OptionSpec::new(
         "s3",
         "lifecycle",
         Kind::Choice(&["fleet", "bucket"]),
         "fleet",
-        "Who removes old blocks: the processes that share them (`fleet`), by `capacity`, or the \
-         rules that the `bucket` has; then nothing is counted.",
+        "Who removes old blocks: `fleet`: kvdepot's processes, by `capacity`; `bucket`: the \
+         lifecycle rules of the bucket (kvdepot then counts nothing).",
     ),
     OptionSpec::new(
         "s3",
         "requests",
         Kind::Count,
         "64",
-        "Most requests under way at a time, from 2 to 1024: half of them look and read, half write.",
+        "Maximum concurrent requests, 2 to 1024; half for reads and lookups, half for writes.",
     ),
     OptionSpec::new(
         "s3",
         "staging",
         Kind::Size,
         "256MiB",
-        "Memory for blocks that are being written: at least 1MiB. A larger block is not stored \
-         here, nor is what of one put is beyond it where no tier stands before this one.",
+        "Memory for blocks being uploaded, at least 1MiB. Larger blocks are not stored. If `S3` \
+         is the only tier, this also limits one put.",
     ),
     OptionSpec::new(
         "s3",
         "allow_http",
         Kind::Flag,
         "false",
-        "Whether the endpoint may be `http://`: blocks can be read and changed by all on the way.",
+        "Allow an `http://` endpoint. Anybody on the network path can then read and change \
+         blocks.",
     ),
 ];
 
