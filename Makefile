@@ -191,6 +191,10 @@ bench: build ## This machine's limits, what kvdepot reaches, and the ratio
 	$(CARGO_TARGET_DIR)/release/kvdepot bench transfer $(BENCH_FLAGS)
 	$(BIN)/python -m kvdepot.bench index $(BENCH_FLAGS)
 
+.PHONY: plots
+plots: ## Draw docs/plots from the rows in bench/runs; needs nothing but Python
+	PYTHONPATH=examples $(PYTHON) bench/plots.py
+
 # BENCH_FLAGS: --rounds N, --command NAME, --json.
 .PHONY: bench-paired
 bench-paired: ## The tree beside BASE=<commit>, in pairs: ratios with intervals, and a verdict

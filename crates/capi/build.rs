@@ -1,5 +1,5 @@
-//! What the loader looks for, so that a library of another major version is not taken for this one;
-//! and that it stays loaded after `dlclose`, for the signal handlers that it has set.
+//! Linker options of the shared library: a soname with the major version, and `nodelete`, because
+//! the signal handlers that the library sets must outlive `dlclose`.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Makes the library that is installed of the static one: Cargo's own has the same functions, and
-# names no versions of them. It stays loaded after dlclose, for the signal handlers that it has set.
+# Links the library that `make capi` installs from the static one. Cargo's shared library has the
+# same functions without symbol versions. The library stays loaded after dlclose, because it has set
+# signal handlers.
 #
 # usage: link.sh LIBRARY.a OUT.so
 set -eu

@@ -153,7 +153,7 @@ def warm(server: Server, block_tokens: int) -> None:
 
 def costs(server: Server) -> tuple[float, float]:
     """Seconds that kvdepot has taken so far: on the requests' path, and of CPU in its threads."""
-    return metric(server, "kvdepot_path_seconds_total"), depot_thread_seconds(server)
+    return metric(server, "kvdepot_request_path_seconds_total"), depot_thread_seconds(server)
 
 
 def wait_until_written(server: Server, seconds: float = 120.0) -> float:

@@ -1,13 +1,14 @@
-"""kvdepot: stores, moves and brings back the KV cache of large language models.
+"""Stores the KV cache of large language models in tiers of memory and disks, and reads it back.
 
+Workers in other processes attach with `kvdepot.attach`. docs/python.md is the guide.
+
+Example:
     keys = kvdepot.keys(tokens, block_tokens=256)
     depot = kvdepot.open("Cache|Dax", {"dax": {"path": "/dev/dax0.0"}})
     ns = depot.namespace(model="Qwen/Qwen3-14B", dtype="bfloat16", block_tokens=256)
     ns.put(keys, buffers).wait()
     hits = ns.prefix(keys)
     ok = ns.get(keys[:hits], buffers[:hits]).wait(timeout=30)
-
-An engine whose workers are other processes attaches them with `kvdepot.attach`.
 """
 
 import atexit as _atexit

@@ -1,4 +1,4 @@
-"""Awaiting tasks: each loop has one descriptor for all of them, while one is awaited."""
+"""Awaiting of tasks: each event loop has one descriptor for all tasks that it awaits."""
 
 import asyncio
 import weakref
@@ -8,7 +8,7 @@ from kvdepot._native import Completions, Task, TransferTask
 
 
 class _Waits:
-    """What the tasks of one loop are awaited by."""
+    """Awaited tasks of one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -48,7 +48,14 @@ async def wait(task: Task) -> list[bool]: ...
 @overload
 async def wait(task: TransferTask) -> bool: ...
 async def wait(task: Task | TransferTask) -> list[bool] | bool:
-    """Wait in the running loop until `task` has ended; its answer is that of its `wait`."""
+    """Waits in the running event loop until a task has ended.
+
+    Args:
+        task: Task of a depot or of a transfer engine.
+
+    Returns:
+        The result of the task's `wait`.
+    """
     if task.done:
         return task.wait()
     loop = asyncio.get_running_loop()

@@ -62,6 +62,6 @@ def _session_of(
     try:
         store.save(tokens, gone, note="shared beginning")
     except (LookupError, kvdepot.Error) as error:
-        logger.info("a beginning of %d tokens is not used: %r", len(tokens), error)
+        logger.info("a stored prefix of %d tokens is not used: %r", len(tokens), error)
         return None
     return _longest(store, tokens, passed_over)

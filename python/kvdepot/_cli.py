@@ -8,14 +8,20 @@ from kvdepot import _native
 
 
 def _program() -> str:
-    """The command by its path, for what it starts itself; its name where it is not to be found."""
+    """The path of the command, for programs that it starts itself; its name if there is no such
+    file.
+    """
     scripts = [Path(sys.argv[0]), Path(sys.executable).with_name("kvdepot")]
     found = [script for script in scripts if script.name == "kvdepot" and script.is_file()]
     return str(found[0].absolute()) if found else "kvdepot"
 
 
 def main() -> int:
-    """Run the command line and return its exit status."""
+    """Runs the command `kvdepot` with the arguments of this process.
+
+    Returns:
+        The exit status (docs/errors.md).
+    """
     # The command is one native call, in which Python's handlers would not run. If SIGINT was
     # ignored when the process started, Python has set no handler, and it stays ignored.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

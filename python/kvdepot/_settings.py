@@ -84,7 +84,7 @@ class Schema:
 
     def table(self) -> list[str]:
         """The rows of a page: names, what is allowed, the default, the meaning."""
-        rows = ["| name | value | unless given | meaning |", "| --- | --- | --- | --- |"]
+        rows = ["| name | value | default | meaning |", "| --- | --- | --- | --- |"]
         for setting in self.settings:
             if setting.help:
                 names = ", ".join(f"`{name}`" for name in setting.names)

@@ -1,7 +1,7 @@
-"""Measures the Python surface on this machine: `python -m kvdepot.bench index [--json]`.
+"""Measures the Python API on this machine: `python -m kvdepot.bench index [--json]`.
 
-Prints a table, or with `--json` one object a line in the form of `kvdepot bench`. No limit
-stands beside these rates: a lookup has no simpler program that answers the same.
+Prints a table, or with `--json` one JSON object per line in the form of `kvdepot bench`. These
+rates have no limit to compare with, because no simpler program returns the same answers.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import kvdepot
 
 KEY_BYTES = 32
 BATCH = 256
-"""Keys of a call: what an engine asks for a prompt of some thousand tokens."""
+"""Keys per call, as for a prompt of some thousand tokens."""
 BLOCK_BYTES = 4096
-"""Least that a block takes. Its memory is reserved, and never touched here."""
+"""Smallest block. Its memory is reserved and stays unused here."""
 FILL = 8192
-"""Keys of a call while the index is filled."""
+"""Keys per call while the index is filled."""
 CALLS = 2000
-"""Calls of a round: half a million keys, much more than any processor's cache holds."""
+"""Calls per round: half a million keys, much more than fits into a processor's cache."""
 
 
 class Row(TypedDict):
@@ -42,7 +42,15 @@ class Row(TypedDict):
 
 
 def filled(depot: kvdepot.Depot, keys: bytes) -> kvdepot.Namespace:
-    """A namespace in which all these keys are published, without bytes of their own."""
+    """Creates a namespace in which all these keys are published, without writing their bytes.
+
+    Args:
+        depot: An open depot with space for the keys.
+        keys: 32-byte keys, concatenated.
+
+    Returns:
+        The namespace.
+    """
     namespace = depot.namespace("bench", "none", 1)
     for start in range(0, len(keys), FILL * KEY_BYTES):
         reserved = namespace.reserve(keys[start : start + FILL * KEY_BYTES], BLOCK_BYTES)
@@ -52,7 +60,15 @@ def filled(depot: kvdepot.Depot, keys: bytes) -> kvdepot.Namespace:
 
 
 def rate(call: Callable[..., object], batches: Sequence[bytes | list[bytes]]) -> float:
-    """Keys a second over these calls."""
+    """Measures a lookup.
+
+    Args:
+        call: Function of one batch of keys.
+        batches: Batches of `BATCH` keys.
+
+    Returns:
+        Keys per second.
+    """
     start = time.perf_counter()
     for batch in batches:
         call(batch)
@@ -60,7 +76,15 @@ def rate(call: Callable[..., object], batches: Sequence[bytes | list[bytes]]) ->
 
 
 def index(blocks: int, rounds: int) -> list[Row]:
-    """Lookups in an index of so many blocks, of keys in one buffer and in a list."""
+    """Measures lookups in an index, of keys in one buffer and in a list.
+
+    Args:
+        blocks: Number of blocks in the index, at least `BATCH`.
+        rounds: Number of rounds, of which the median counts.
+
+    Returns:
+        One row per operation and form of the keys.
+    """
     source = random.Random(1)
     keys = source.randbytes(blocks * KEY_BYTES)
     settings = {"cache": {"capacity": blocks * BLOCK_BYTES}, "socket": "off"}
@@ -110,7 +134,14 @@ def index(blocks: int, rounds: int) -> list[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark that the command line names."""
+    """Runs the benchmark that the command line names.
+
+    Args:
+        arguments: Arguments after the program's name. Default: those of this process.
+
+    Returns:
+        The exit status.
+    """
     parser = argparse.ArgumentParser(prog="python -m kvdepot.bench", description=__doc__)
     parser.add_argument("what", choices=["index"], help="what to measure")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")

@@ -1,12 +1,14 @@
-"""Whole conversations of engines that keep one state and go on with it.
+"""Saved conversations, for engines that keep one state and extend it.
 
+`open` is `Sessions`, `open_file` is `SessionFile`, `open_files` is `SessionFiles`, and `policy` is
+`Policy`. docs/sessions.md has the guarantees.
+
+Example:
     depot = kvdepot.open("Posix", {"posix": {"path": "/mnt/kv", "capacity": "64GiB"}})
     store = kvdepot.sessions.open(depot, model="m", dtype="f16", piece_tokens=256)
     store.save(tokens, lambda runs: [rows_of(first, end) for first, end in runs])
     for found in store.lookup(prompt):
         ...
-
-docs/sessions.md says what may be relied on.
 """
 
 from typing import Final
@@ -20,7 +22,7 @@ from kvdepot._native import SessionSnapshot as Snapshot
 from kvdepot._native import SessionStream as Stream
 
 REASONS: Final = ("cold", "continued", "evict", "shutdown", "asked")
-"""Why a checkpoint is made."""
+"""Reasons for a checkpoint."""
 
 open = Sessions
 open_file = SessionFile

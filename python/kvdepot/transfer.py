@@ -1,12 +1,13 @@
-"""The transfer engine: batches of reads and writes between processes and hosts.
+"""Transfer engine: batches of reads and writes between processes and hosts.
 
+docs/transfer.md has the options and guarantees.
+
+Example:
     with Engine() as engine:
         memory = engine.register([buffer])
         remote = engine.open("10.0.0.2:7000", "pages")
         task = engine.submit([("read", buffer, remote, 0, len(buffer))])
         assert task.wait(), task.errors
-
-docs/transfer.md says what may be relied on.
 """
 
 from typing import Final
@@ -30,6 +31,6 @@ STATUSES: Final = (
     "cancelled",
     "closed",
 )
-"""What the bytes of `Task.statuses` stand for."""
+"""Names of the bytes of `Task.statuses`."""
 
 __all__ = ["STATUSES", "Engine", "Published", "Registered", "Remote", "Task"]

@@ -191,7 +191,7 @@ def test_while_a_depot_fails_it_is_asked_ever_more_seldom(
 
     def fails(keys: list[bytes]) -> int:
         calls.append(now[0])
-        raise kvdepot.TimeoutError("no answer within 2 s")
+        raise kvdepot.TimeoutError("no response within 2 s")
 
     for _ in range(100 * 60):
         assert faults.attempt_unless_paused("prefix", 0, fails, []) == 0
@@ -200,7 +200,7 @@ def test_while_a_depot_fails_it_is_asked_ever_more_seldom(
     assert gaps == [1, 2, 4, 8, 16]
     assert faults.take() == {"prefix": len(calls)}
     assert lines == [
-        "prefix failed: TimeoutError: no answer within 2 s; it costs hits, and no request"
+        "prefix failed: TimeoutError: no response within 2 s; it costs hits, and no request"
     ]
     now[0] += 40
     faults.attempt_unless_paused("prefix", 0, fails, [])
@@ -212,7 +212,7 @@ def test_while_a_depot_fails_it_is_asked_ever_more_seldom(
     assert faults.attempt_unless_paused("prefix", 0, lambda keys: 3, []) == 3, "a second again"
 
 
-MOVES = ("populate", "store", "load")
+MOVES = ("prefault", "store", "load")
 JOB = ("ended", "done", "wait", "whole", "results", "corrupt", "checksums", "error")
 
 
@@ -251,7 +251,7 @@ def test_no_hook_of_a_worker_raises(
     for found, expected in zip(world.content(6, 7), stored, strict=True):
         assert (found == expected).all()
     failed = Counter(world.worker.faults.take())
-    used = {"store", "load", "checksums", "done", "wait", "whole", "populate", "everything"}
+    used = {"store", "load", "checksums", "done", "wait", "whole", "prefault", "everything"}
     if call in used:
         assert failed.total() > 0, call
     broken.add(call)

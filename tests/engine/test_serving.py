@@ -119,5 +119,5 @@ def test_the_log_and_the_metrics_tell_what_happened(engine: Engine) -> None:
     assert engine.metric("kvdepot_live_blocks", tier="Dax") >= 5
     assert engine.metric("kvdepot_hit_blocks_total", tier="Cache") >= 5
     assert engine.metric("kvdepot_moved_bytes_total", op="store") > 0
-    assert engine.metric("kvdepot_path_seconds_total", source="worker") > 0
+    assert engine.metric("kvdepot_request_path_seconds_total", source="worker") > 0
     assert engine.metric("vllm:prompt_tokens_cached_by_source_total", source="host") > 0

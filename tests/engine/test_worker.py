@@ -397,7 +397,7 @@ def test_a_rest_waits_for_copies_whose_stores_were_given_up(
     assert world.worker.submit_store(world.next(), device, output.store_spec)
     given_up = world.worker._jobs.pop(world.jobs)
     # A store is given up once its copies are under way.
-    while world.worker._pages[0].rest(0):
+    while world.worker._pages[0].synchronize(0):
         os.sched_yield()
     assert not given_up.moves[0].move.wait(0.2)
     rests = threading.Thread(target=world.worker.rest)

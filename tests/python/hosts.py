@@ -33,7 +33,7 @@ def run(*command: str) -> str:
 def why_not() -> str | None:
     """Why this machine can have no such hosts; None where it can."""
     if os.geteuid() != 0:
-        return "network namespaces are made by root"
+        return "only root can create network namespaces"
     for tool in TOOLS:
         if shutil.which(tool) is None:
             return f"there is no {tool} (Debian: iproute2)"

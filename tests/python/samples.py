@@ -40,7 +40,7 @@ yaml = pytest.importorskip("yaml")
 REPOSITORY = Path(__file__).parents[2]
 
 # What no tool reads: drawings, and what a command prints.
-PROSE = {"", "text"}
+PROSE = {"", "text", "mermaid"}
 SHELL = {"console", "sh", "bash"}
 MARKS = {"before", "after", "file", "not run", "needs"}
 MODEL = "a model"

@@ -183,7 +183,7 @@ def test_paths_that_cannot_be(tmp_path: Path) -> None:
     text = dax(missing)
     assert text.startswith("ConfigError: dax.path: ")
     assert str(missing) in text
-    assert "directory that exists" in text
+    assert "existing directory" in text
     text = dax(tmp_path)
     assert text.startswith("ConfigError: dax.path: ")
     assert "a directory" in text
@@ -193,10 +193,10 @@ def test_paths_that_cannot_be(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         text = refusal(kvdepot.open, str(tmp_path / "s"))
-    assert f"unix:{tmp_path / 's'}, for the depot" in text
+    assert f"unix:{tmp_path / 's'} to connect to the server" in text
     text = dax("/proc/version")
     assert text.startswith("ConfigError: dax.path: ")
-    assert "the kernel makes up" in text
+    assert "virtual file of the kernel" in text
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").write_bytes(b"")
@@ -249,13 +249,13 @@ def test_a_file_that_is_no_arena(tmp_path: Path) -> None:
     assert dax(small).startswith("CorruptError: ")
     settings = {"dax": {"path": str(path), "format": True}, "socket": "off"}
     with kvdepot.open("Dax", settings) as depot:
-        assert depot.opening["created"]
+        assert depot.recovery["created"]
     # Left in the configuration it does not empty the arena that it has made.
     assert dax(path, format=True).startswith("ConfigError: dax.format: true")
     assert "format: force" in dax(path, format=True)
     settings = {"dax": {"path": str(path), "format": "force"}, "socket": "off"}
     with kvdepot.open("Dax", settings) as depot:
-        assert depot.opening["created"]
+        assert depot.recovery["created"]
     assert dax(path, format="maybe").startswith("ConfigError: dax.format: ")
 
 
@@ -288,7 +288,7 @@ WRONG_KEYS: list[tuple[Any, list[str]]] = [
     (bytes(33), ["keys", "33 bytes"]),
     (np.zeros((2, 64), np.uint8)[:, ::2], ["keys", "gaps"]),
     # In memory there are bytes of two keys in turn.
-    (np.asfortranarray(np.zeros((2, 32), np.uint8)), ["keys", "one key after another"]),
+    (np.asfortranarray(np.zeros((2, 32), np.uint8)), ["keys", "concatenated keys"]),
     (["x" * 32], ["keys[0]", "xxx", "32 bytes"]),
     ([None], ["keys[0]", "None"]),
     ([7], ["keys[0]", "7"]),
@@ -342,19 +342,19 @@ class ReadOnly:
 @pytest.mark.parametrize(
     ("buffers", "words"),
     [
-        ([bytes(10)], ["buffers", "1 for 2 keys", "one buffer a key"]),
+        ([bytes(10)], ["buffers", "1 for 2 keys", "one buffer per key"]),
         ([bytes(10)] * 3, ["buffers", "3 for 2 keys"]),
         ([bytes(10), b""], ["buffers[1]", "0 bytes"]),
         ([bytes(10), "text"], ["buffers[1]", "str object", "buffer protocol"]),
         ([bytes(10), 7], ["buffers[1]", "int object"]),
         ([bytes(10), None], ["buffers[1]"]),
         ([bytes(10), np.zeros(20, np.uint8)[::2]], ["buffers[1]", "gaps", "contiguous"]),
-        ([bytes(10), (0, 10)], ["buffers[1]", "(0, 10)", "pair whose memory begins above 0"]),
+        ([bytes(10), (0, 10)], ["buffers[1]", "(0, 10)", "pair whose memory starts above 0"]),
         ([bytes(10), (4096, 2**64 - 1)], ["buffers[1]", "ends below 2^64"]),
         ([bytes(10), (4096, 2**34 + 1)], ["buffers[1]", str(2**34 + 1), str(2**34)]),
         ([bytes(10), (4096, -1)], ["buffers[1]", "(4096, -1)"]),
         ([bytes(10), (1, 2, 3)], ["buffers[1]", "(1, 2, 3)"]),
-        ([bytes(10), WrongCapsule()], ["buffers[1]", "no capsule"]),
+        ([bytes(10), WrongCapsule()], ["buffers[1]", "return a capsule"]),
         ([bytes(10), NoCapsule()], ["buffers[1]", "it lives on a GPU"]),
         ([bytes(10), Gaps()], ["buffers[1]", "gaps"]),
         (b"0123456789", ["buffers[0]", "int object"]),

@@ -279,11 +279,11 @@ def test_reasons_of_refused_reservations_are_counted(
 def test_blocks_outlive_the_depot(depots: Any, keys: Keys) -> None:
     names = keys(20)
     first = depots.open()
-    assert first.opening["created"]
+    assert first.recovery["created"]
     assert all(first.namespace("m", "f", 1).put(names, [b"abc"] * 20).wait(30))
     first.close()
     with depots.open() as second:
-        assert second.opening == {"blocks": 20, "damaged": 0, "outranked": 0, "created": False}
+        assert second.recovery == {"blocks": 20, "damaged": 0, "superseded": 0, "created": False}
         ns = second.namespace("m", "f", 1)
         assert ns.where(names) == ["Dax"] * 20
         out = [bytearray(3) for _ in names]

@@ -200,7 +200,7 @@ def test_the_end_of_a_process_waits_for_a_mover_that_its_own_thread_lets_go(chil
     held = [one.placement for one in ns.reserve(names, 90 << 20)]
     block = bytearray(90 << 20)
     mover = kvdepot.attach(depot.socket, lanes=1)
-    tasks.append(mover.store(held, [block] * 4, aside=True))
+    tasks.append(mover.store(held, [block] * 4, background=True))
     del mover
     time.sleep(0.02)
     print(not tasks[0].done)

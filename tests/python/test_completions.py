@@ -94,7 +94,7 @@ def test_a_forked_child_is_refused(ns: kvdepot.Namespace) -> None:
 def test_namespaces_keys_and_what_is_gone(
     depot: kvdepot.Depot, ns: kvdepot.Namespace, keys: Keys
 ) -> None:
-    assert depot.gone() == ([], False)
+    assert depot.removed_blocks() == ([], False)
     some = keys(3)
     assert ns.put(some, [bytes(BLOCK)] * 3).wait(60) == [True] * 3
     assert ns.blocks() == sorted((key, BLOCK) for key in some)
@@ -104,5 +104,5 @@ def test_namespaces_keys_and_what_is_gone(
     assert text.startswith("model=m ")
     assert (blocks, size) == (3, 3 * BLOCK)
     ns.remove(some[:1])
-    assert depot.gone() == ([(ns.digest, some[0], BLOCK)], False)
-    assert depot.gone() == ([], False)
+    assert depot.removed_blocks() == ([(ns.digest, some[0], BLOCK)], False)
+    assert depot.removed_blocks() == ([], False)

@@ -247,7 +247,7 @@ with opened("a") as one, opened("b") as two:
         with kvdepot.attach(depot.socket) as mover:
             pins = space.pin(keys)
             places = [pin.placement for pin in pins]
-            job = mover.load(places, spans(target, rows), aside=True)
+            job = mover.load(places, spans(target, rows), background=True)
             assert job.wait(60) and job.whole and not any(job.corrupt), job.error
             space.unpin(pins)
         assert bytes(target) == bytes(source)

@@ -55,7 +55,7 @@ def test_a_device_is_drained_removed_and_comes_back(
     assert served(ns, names, stored)
     depot.remove_device(devices[0])
     with kvdepot.open("Dax", {"dax": {"path": str(devices[0])}, "socket": "off"}) as other:
-        assert other.opening["blocks"] == 0
+        assert other.recovery["blocks"] == 0
     assert depot.add_device(devices[0], "4MiB")["created"] is False
     assert len(depot.devices()) == 2
     assert served(ns, names, stored)
@@ -70,7 +70,7 @@ def test_devices_are_known_by_their_whole_path(
     settings = {"dax": {"path": "a", "capacity": "1MiB"}, "socket": "off"}
     with kvdepot.open("Dax", settings) as depot:
         depot.add_device("b", "1MiB")
-        assert depot.add_device("b", "1MiB")["created"] is False, "it is here"
+        assert depot.add_device("b", "1MiB")["created"] is False, "it is already open"
         assert [device["path"] for device in depot.devices()] == [
             str(tmp_path / name) for name in "ab"
         ]
@@ -115,16 +115,16 @@ def test_a_device_grows(depot: kvdepot.Depot, devices: list[Path]) -> None:
         ),
         (
             lambda d: d.drain_device("x"),
-            r"^path: x is not allowed; .*: a device of this depot: /",
+            r"^path: x is not allowed; .*: one of the devices of this depot: /",
         ),
         (
             lambda d: d.drain_device("x", to="away"),
-            r'^to: "away" is not allowed; .*: "others" or',
+            r'^to: "away" is not allowed; .*: "other_devices" or',
         ),
         (lambda d: d.drain_device("x", timeout=-1), r"^timeout: -1"),
         (
             lambda d: d.remove_device("x"),
-            r"^path: x is not allowed; .*: a device of this depot: /",
+            r"^path: x is not allowed; .*: one of the devices of this depot: /",
         ),
         (
             lambda d: d.grow_device("x", "1MiB"),
@@ -144,7 +144,7 @@ def test_mistakes_name_the_argument_the_value_and_what_is_allowed(
 def test_a_list_of_devices_stands_instead_of_a_path(tmp_path: Path) -> None:
     listed = [{"path": str(tmp_path / "a"), "capacity": "1MiB"}]
     for other in ({"path": "/x"}, {"capacity": "1MiB"}):
-        with pytest.raises(kvdepot.ConfigError, match=r"^dax\.devices: .* not beside it"):
+        with pytest.raises(kvdepot.ConfigError, match=r"^dax\.devices: .* not both"):
             kvdepot.check("Dax", {"dax": {"devices": listed, **other}})
     with pytest.raises(kvdepot.ConfigError, match=r"^dax\.devices\[0\]\.size: 1 is not allowed"):
         kvdepot.check("Dax", {"dax": {"devices": [{"path": "/x", "size": 1}]}})

@@ -77,7 +77,7 @@ def test_tokens_of_a_tensor() -> None:
         ([1], {"block_tokens": -4}, "block_tokens: -4 .* from 1 below"),
         ([1], {"block_tokens": 2**70}, r"block_tokens: 1180591620717411303424 .* below 2\^64"),
         ([1], {"block_tokens": "4"}, "block_tokens: '4' .* from 1 below"),
-        ([1], {"salt": 5}, "salt.*5.*text or bytes"),
+        ([1], {"salt": 5}, "salt.*5.*string or bytes"),
         ([1], {"salt": "\ud800"}, r"salt: '\\ud800' .* UTF-8"),
     ],
 )

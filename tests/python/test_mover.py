@@ -109,10 +109,10 @@ def test_what_is_asked_for_aside_is_moved_though_nobody_has_the_mover_any_more(
     for name in names:
         (reserved,) = ns.reserve([name], 50_000)
         job = kvdepot.attach(depot.socket, lanes=1).store(
-            placements([reserved]), [bytes(50_000)], aside=True
+            placements([reserved]), [bytes(50_000)], background=True
         )
         assert job.wait(30)
-        assert (job.whole, job.refused, job.error) == (True, False, None)
+        assert (job.whole, job.rejected, job.error) == (True, False, None)
         assert ns.commit([reserved], [job.checksums]) == [True]
     assert ns.prefix(names) == 100
 
@@ -123,15 +123,15 @@ def test_what_is_asked_of_a_closed_mover_aside_is_refused(
     assert depot.socket is not None
     held = placements([one for one in ns.reserve(keys(1), 100) if one])
     mover = kvdepot.attach(depot.socket)
-    wrong = mover.store(held, [bytes(99)], aside=True)
+    wrong = mover.store(held, [bytes(99)], background=True)
     assert wrong.wait(30)
-    assert wrong.refused
+    assert wrong.rejected
     assert "100 bytes" in (wrong.error or "")
     assert (wrong.results, wrong.whole) == ([False], False)
     mover.close()
-    late = mover.store(held, [bytes(100)], aside=True)
+    late = mover.store(held, [bytes(100)], background=True)
     assert late.wait(30)
-    assert late.refused
+    assert late.rejected
     assert late.error == "the mover is closed"
 
 
@@ -202,7 +202,7 @@ def test_a_reader_cannot_write(depot: kvdepot.Depot, ns: kvdepot.Namespace, keys
         assert job.wait(30)
         assert out == b"abc"
         reserved = [one for one in ns.reserve(names[1:], 3) if one]
-        with pytest.raises(kvdepot.InputError, match=r"write: false .* true, to store"):
+        with pytest.raises(kvdepot.InputError, match=r"write: false .* attached without `write` can only load"):
             mover.store(placements(reserved), [b"abc"])
 
 
@@ -342,12 +342,12 @@ def test_memory_can_be_made_present(mover: kvdepot.Mover) -> None:
 
     # The memory; what of the file is in memory already is the system's choice.
     before = present()
-    mover.populate(wait=True)
+    mover.prefault(wait=True)
     assert present() - before > mover.media[0].nbytes * 0.9
-    mover.populate()  # in the background, for a second time: nothing left to do
+    mover.prefault()  # in the background, for a second time: nothing left to do
     mover.close()
     with pytest.raises(kvdepot.ClosedError):
-        mover.populate(wait=True)
+        mover.prefault(wait=True)
 
 
 def test_views_outlive_their_mover(depot: kvdepot.Depot) -> None:

@@ -204,7 +204,7 @@ def test_a_capacity_beside_ucms_file_is_not_compared_with_the_memory(
     program = f"import kvdepot; {reads.replace('PATH', repr(str(path)))}"
     run = python("-c", program, UC_LOGGER_LEVEL="info")
     assert run.returncode == 0
-    assert "quarter of the memory" not in run.stderr
+    assert "quarter of the available memory" not in run.stderr
 
 
 def test_a_task_is_logged_twice() -> None:

@@ -63,7 +63,7 @@ def test_a_waiting_opener_gets_its_turn(depots: Any, child: Any) -> None:
     assert owner.stdin is not None
     owner.stdin.write("\n")
     owner.stdin.flush()
-    assert depots.open(lock_wait="30s").opening["blocks"] == 9
+    assert depots.open(lock_wait="30s").recovery["blocks"] == 9
     assert owner.wait(30) == 0
 
 
@@ -165,7 +165,7 @@ def test_the_default_arena(child: Any, tmp_path: Path) -> None:
     assert Path(path).parent.stat().st_mode & 0o777 == 0o700
     description = first.stdout.readline()
     assert "Cache" in description
-    assert "10 % of the memory allowed" in description
+    assert "10 % of the allowed memory" in description
     assert f"Dax 8 MiB at {path}" in description
     assert first.stdout.readline() == "['Cache', 'Dax']\n"
     second = child(program)

@@ -202,7 +202,7 @@ def test_a_stopped_service_stops_no_call(service: Service) -> None:
         call(depot, ns)
         assert not depot.connected
         assert ns.prefix(keys(1)) == 0
-        with pytest.raises(kvdepot.Error, match="nobody serves there"):
+        with pytest.raises(kvdepot.Error, match="no server is listening on this socket"):
             ns.clear()
 
     service.stop()
@@ -414,8 +414,8 @@ def test_losing_and_finding_a_service_is_said_once_each(service: Service) -> Non
     service.process = service.start()
     out, log = watching.communicate(timeout=60)
     assert (out, watching.returncode) == ("True\n", 0)
-    lost = [line for line in log.splitlines() if "the depot's owner is gone" in line]
-    found = [line for line in log.splitlines() if "the depot's owner is back" in line]
+    lost = [line for line in log.splitlines() if "server disconnected" in line]
+    found = [line for line in log.splitlines() if "server connected again" in line]
     assert len(lost) == 1
     assert len(found) == 1
     assert " WARN " in lost[0]

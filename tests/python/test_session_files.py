@@ -147,7 +147,7 @@ def test_nonsense_is_refused_with_its_name(tmp_path: Path) -> None:
         open_files(tmp_path, durability="never")
     with pytest.raises(kvdepot.InputError, match="capacity"):
         open_files(tmp_path / "small", capacity="8KiB").save([1], objects={"a": b"x" * 9000})
-    with pytest.raises(kvdepot.InputError, match=r"rows: 1 pieces .* 3: one for each"):
+    with pytest.raises(kvdepot.InputError, match=r"rows: 1 pieces .* 3 pieces, one per"):
         store.save(list(range(2 * PIECE + 1)), [bytes(9)])
     (tmp_path / "a file").write_bytes(b"x")
     with pytest.raises(kvdepot.InputError, match=r"path: .* a directory"):

@@ -273,10 +273,10 @@ def test_strangers_are_refused(depots: Any, keys: Keys, tmp_path: Any) -> None:
     [
         ([], "0 for 1 reservations"),
         ([[bytes(16)]] * 2, "2 for 1 reservations"),
-        ([[bytes(15)]], r"checksums\[0\]\[0\].* a checksum: bytes of length 16"),
+        ([[bytes(15)]], r"checksums\[0\]\[0\].* a checksum \(16 bytes\)"),
         ([[1]], r"checksums\[0\]\[0\]: 1 is not allowed; allowed: a checksum"),
         ([1], r"checksums\[0\]: 1 is not allowed; allowed: a list"),
-        (1, r"checksums: 1 is not allowed; allowed: one list a reservation"),
+        (1, r"checksums: 1 is not allowed; allowed: one list per reservation"),
         ([[None]], r"checksums\[0\]\[0\]"),
         ([["x" * 16]], r"checksums\[0\]\[0\]"),
         ([[bytes(16)] * 2], r"checksums\[0\]: 2 checksums"),

@@ -1,4 +1,4 @@
-"""The transfer engine's wire, written from docs/transfer.md alone: an initiator, and a listener.
+"""The transfer engine's wire, from docs/design/transfer.md alone: an initiator, and a listener.
 
 It shares no code with kvdepot. `Initiator` connects to an engine, opens, reads and writes;
 `read_conversation` takes what two engines said to each other apart, and checks all of it.

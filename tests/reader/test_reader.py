@@ -362,9 +362,9 @@ def test_a_block_file_without_leaves_is_whole_and_one_with_wrong_ones_is_none(
     assert totals["sound"] == 1
     assert lines(sys.executable, READER, path, "--verify") == [{"blocks": 1, "bad": 0}]
     wrong = {
-        "records 2 leaves, and the payload has 3": (2, right[:32]),
-        "records 250 leaves, and has room for 249": (250, right),
-        "do not compose": (3, right[16:] + right[:16]),
+        "records 2 leaves, but the payload has 3": (2, right[:32]),
+        "records 250 leaves, but holds at most 249": (250, right),
+        "do not match the payload": (3, right[16:] + right[:16]),
     }
     for says, (count, digests) in wrong.items():
         write_header(path, count, digests)
@@ -392,9 +392,9 @@ def test_verify_names_what_is_no_block_in_a_directory(tmp_path: Path) -> None:
     *bad, totals = lines(COMMAND, "verify", tmp_path / "blocks", "--json")
     assert (totals["blocks"], totals["bad"]) == (len(LENGTHS), 3)
     faults = {str(block["path"]): str(block["fault"]) for block in bad}
-    assert "another block" in faults[str(one)]
-    assert "no header" in faults[str(two)]
-    assert "by its header" in faults[str(three)]
+    assert "identifies a different block" in faults[str(one)]
+    assert "less than a header" in faults[str(two)]
+    assert "its header requires" in faults[str(three)]
 
 
 def test_a_reader_of_block_files_finds_what_posix_stores(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What engines say to each other, and what a reader written from docs/transfer.md alone hears."""
+"""Messages of two engines, and a reader written from docs/design/transfer.md alone."""
 
 from __future__ import annotations
 

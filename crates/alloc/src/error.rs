@@ -1,74 +1,75 @@
-//! What can go wrong, with the values that made it so.
+//! Errors of the allocator, with the values that caused them.
 
 use crate::extents::{Extent, MAX_EXTENTS, MAX_SIZE};
 use core::fmt;
 
-/// Why a call to the allocator was refused. A refused call changes nothing.
+/// An error of the allocator. A call that returns an error changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is not enough room, or not in few enough pieces. All in bytes.
+    /// No free extent is long enough, or `max_extents` of them are too short together.
     Full {
-        /// What was asked for, rounded up to the granule.
+        /// Requested length in bytes, rounded up to the granule.
         requested: u64,
-        /// What is free in total.
+        /// Total free space in bytes.
         free: u64,
     },
-    /// An allocation, or an extent given to a rebuild, has no bytes.
+    /// An allocation, or an extent passed to [`Pool::rebuild`](crate::Pool::rebuild), has no bytes.
     ZeroSize,
-    /// The request exceeds the whole pool, so freeing others cannot help. In bytes.
+    /// The request exceeds the size of the pool, so freeing other extents cannot help.
     TooLarge {
-        /// What was asked for.
+        /// Requested length in bytes.
         requested: u64,
-        /// The size of the pool.
+        /// Size of the pool in bytes.
         size: u64,
     },
-    /// No live extent starts there: freed already, or never handed out by this pool.
+    /// No live extent starts at this offset: it was freed already, or the pool never handed it out.
     NotLive {
-        /// The offset that was given, in bytes.
+        /// The offset in the call, in bytes.
         offset: u64,
     },
-    /// Two extents given to a rebuild share bytes.
+    /// Two extents passed to [`Pool::rebuild`](crate::Pool::rebuild) share bytes.
     Overlap {
         /// The extent that starts first.
         first: Extent,
         /// The extent that starts before the first one ends.
         second: Extent,
     },
-    /// An extent given to a rebuild does not lie on granules.
+    /// An extent passed to [`Pool::rebuild`](crate::Pool::rebuild) does not start and end at
+    /// multiples of the granule.
     Misaligned {
         /// The extent.
         extent: Extent,
-        /// The granule of the pool, in bytes.
+        /// Granule of the pool in bytes.
         granule: u64,
     },
-    /// An extent given to a rebuild ends beyond the pool.
+    /// An extent passed to [`Pool::rebuild`](crate::Pool::rebuild) ends after the end of the pool.
     OutOfRange {
         /// The extent.
         extent: Extent,
-        /// The size of the pool, in bytes.
+        /// Size of the pool in bytes.
         size: u64,
     },
     /// The granule is not a power of two.
     Granule {
-        /// The granule that was given, in bytes.
+        /// The granule in the call, in bytes.
         granule: u64,
     },
-    /// The pool's size is zero, not a multiple of the granule, or beyond [`crate::MAX_SIZE`].
+    /// The pool's size is zero, not a multiple of the granule, or larger than [`crate::MAX_SIZE`].
     Size {
-        /// The size that was given, in bytes.
+        /// The size in the call, in bytes.
         size: u64,
-        /// The granule that was given, in bytes.
+        /// Granule of the pool in bytes.
         granule: u64,
     },
-    /// A scattered allocation may have one to [`MAX_EXTENTS`] extents.
+    /// The extent limit of a scattered allocation is outside 1 to [`MAX_EXTENTS`].
     ExtentLimit {
-        /// The limit that was given.
+        /// The limit in the call.
         max_extents: usize,
     },
-    /// The pool holds [`crate::MAX_LIVE`] live extents already.
+    /// The pool already holds [`crate::MAX_LIVE`] live extents.
     TooMany {
-        /// How many live extents a pool can hold.
+        /// Maximum number of live extents in a pool.
         limit: u64,
     },
 }
@@ -78,16 +79,19 @@ impl fmt::Display for Error {
         match *self {
             Self::Full { requested, free } => write!(
                 f,
-                "no room for {requested} bytes: {free} bytes are free, in too small extents"
+                "no free extent of {requested} bytes; {free} bytes are free in smaller extents"
             ),
-            Self::ZeroSize => f.write_str("length is 0 bytes, at least 1 is needed"),
+            Self::ZeroSize => f.write_str("length is 0 bytes; allowed: at least 1"),
             Self::TooLarge { requested, size } => {
-                write!(f, "length is {requested} bytes, the whole pool has {size}")
+                write!(
+                    f,
+                    "length is {requested} bytes; the whole pool has {size} bytes"
+                )
             }
             Self::NotLive { offset } => write!(
                 f,
-                "no live extent starts at offset {offset}: \
-                 it was freed before, or is not of this pool"
+                "no live extent starts at offset {offset}: it was already freed, or belongs to \
+                 another pool"
             ),
             Self::Overlap { first, second } => {
                 write!(f, "live extents {first} and {second} overlap")
@@ -105,22 +109,25 @@ impl fmt::Display for Error {
                 )
             }
             Self::Granule { granule } => {
-                write!(f, "granule is {granule} bytes, allowed are powers of two")
+                write!(f, "granule is {granule} bytes; allowed: powers of two")
             }
             Self::Size { size, granule } => write!(
                 f,
-                "pool size is {size} bytes, allowed are multiples of the granule ({granule}) \
-                 from {granule} to {}",
+                "pool size is {size} bytes; allowed: multiples of the granule ({granule}), \
+                 {granule} to {} bytes",
                 MAX_SIZE
             ),
             Self::ExtentLimit { max_extents } => {
                 write!(
                     f,
-                    "max_extents is {max_extents}, allowed are 1 to {MAX_EXTENTS}"
+                    "max_extents is {max_extents}; allowed: 1 to {MAX_EXTENTS}"
                 )
             }
             Self::TooMany { limit } => {
-                write!(f, "the pool holds as many live extents as it can: {limit}")
+                write!(
+                    f,
+                    "the pool has its maximum of {limit} live extents; free some first"
+                )
             }
         }
     }

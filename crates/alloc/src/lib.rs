@@ -1,38 +1,53 @@
-//! An offset allocator: it decides *where in an arena* something lives and never touches the
-//! arena itself, which may be memory, a device, a file or another host's address space.
+//! An offset allocator: it chooses the position of each allocation in an arena and never reads or
+//! writes the arena itself.
 //!
-//! [`Pool`] hands out [`Extent`]s of a range `0..size` in multiples of a granule. What it promises:
+//! The arena may be memory, a device, a file or the address space of another host. A [`Pool`] hands
+//! out [`Extent`]s of the range `0..size`; their lengths are multiples of a granule. Guarantees:
 //!
-//! * **Best fit.** Of the free extents that are long enough, a shortest one is used: exactly,
-//!   unless more than 16 of them share a bin, that is, a 64th of their size. An allocation fails
-//!   only when no free extent fits. One of the size that was freed just before takes its place.
-//! * **Immediate merging.** Two free extents never touch, so [`Pool::largest_free_extent`] is what
-//!   can be allocated next, to the byte.
-//! * **Scattered allocation.** When no single free extent fits, [`Pool::allocate_scattered`] takes
-//!   a few; it takes all of them or none.
-//! * **Misuse is an error**, in release builds too: freeing twice, freeing what was never handed
-//!   out, empty and oversized requests.
+//! * **Best fit.** An allocation uses a shortest free extent that is long enough. The choice is
+//!   exact unless more than 16 such extents share a bin; then the length differs by less than 1/64.
+//!   An allocation fails only if no free extent fits. An allocation of exactly the length that was
+//!   freed last reuses that extent.
+//! * **Immediate merging.** Two free extents are never adjacent. Therefore
+//!   [`Pool::largest_free_extent`] is exactly the largest length that the next allocation can have.
+//! * **Scattered allocation.** If no single free extent fits, [`Pool::allocate_scattered`] combines
+//!   a few extents. It allocates all of them or none.
+//! * **Misuse is an error**, in release builds too. For example, the pool rejects a double free, a
+//!   free of an offset that it never handed out, and empty or oversized requests.
 //! * **Recovery.** [`Pool::rebuild`] restores a pool from its live extents.
 //!
 //! # Bounds
 //!
-//! All extents form a list by address, the live ones are in a hash table by start, the free ones in
-//! lists by size: 64 bins to a power of two, found by a two-level bitmap. An allocation looks up at
-//! most two bins, compares at most 32 free extents and changes one; a free looks up one slot of the
-//! table and changes at most three extents. Both take constant time, with these exceptions: the
-//! table's slots are expected constant time, as hash tables are; now and then a part of it or of a
-//! list grows, which moves at most 65,536 entries however many there are (amortised, and
-//! [`Pool::reserve`] does it at a moment of the caller's choice); and before a request is refused,
-//! all extents that share its bin are compared, once until another one may fit.
-//! [`Pool::largest_free_extent`] compares all that share the highest bin in use.
+//! All extents are in a list by address. Live extents are also in a hash table by start offset.
+//! Free extents are also in lists by size: 64 bins per power of two, found through a two-level
+//! bitmap.
 //!
-//! A pool of less than 2³² − 1 granules needs 27 to 30 bytes a live extent, a free one 32 to 34, a
-//! larger pool up to 41 and 43, and any pool some 8 KiB.
+//! An allocation reads at most two bins, compares at most 32 free extents and changes one. A free
+//! reads one slot of the table and changes at most three extents. Both take constant time, with
+//! these exceptions:
+//!
+//! * A lookup in the hash table takes expected constant time.
+//! * Sometimes a part of the table or of a list grows, which moves at most 65,536 entries
+//!   regardless of the size of the pool. This cost is amortized; [`Pool::reserve`] pays it in
+//!   advance.
+//! * Before the pool rejects a request, it compares all extents in the request's bin. It repeats
+//!   this comparison only after a request might fit again.
+//!
+//! [`Pool::largest_free_extent`] compares all extents in the highest bin in use.
+//!
+//! Memory use per extent depends on the size of the pool. In addition, each pool needs about 8 KiB.
+//!
+//! | pool | live extent | free extent |
+//! | --- | --- | --- |
+//! | less than 2³² − 1 granules | 27 to 30 bytes | 32 to 34 bytes |
+//! | larger | up to 41 bytes | up to 43 bytes |
 //!
 //! # Features
 //!
-//! `std` (default) adds [`Shared`], the pool behind a lock, and [`Handle`], an allocation that
-//! frees itself when dropped. Without it the crate needs only `alloc`.
+//! The feature `std` (default) adds [`Shared`], a pool with a lock, and [`Handle`], an allocation
+//! that is freed when it is dropped. Without `std` the crate needs only `alloc`.
+//!
+//! # Examples
 //!
 //! ```
 //! use kvdepot_alloc::Pool;

@@ -9,11 +9,31 @@ use crate::word::Halves;
 use ::core::fmt;
 use alloc::vec::{self, Vec};
 
-/// The most live extents in one pool: they and the free ones, at most one more, are numbered in 32
-/// bits.
+/// Maximum number of live extents in one pool. Live and free extents together have 32-bit numbers,
+/// and there is at most one more free extent than live ones.
 pub const MAX_LIVE: u64 = (u32::MAX / 2 - 16) as u64;
 
-/// An offset allocator for one thread at a time; see the [crate] for what it promises.
+/// An offset allocator for one thread at a time.
+///
+/// The [crate] documentation lists its guarantees and bounds. [`Shared`](crate::Shared) is a pool
+/// for several threads.
+///
+/// # Examples
+///
+/// ```
+/// use kvdepot_alloc::Pool;
+///
+/// let mut pool = Pool::new(1 << 20, 4096)?;
+/// let extent = pool.allocate(8192)?;
+/// assert_eq!(pool.get(extent.offset), Some(extent));
+/// assert_eq!(pool.free_bytes(), (1 << 20) - 8192);
+///
+/// // After a restart: the same pool from the extents that are still in use.
+/// let live: Vec<_> = pool.live_extents().collect();
+/// let pool = Pool::rebuild(1 << 20, 4096, live)?;
+/// assert_eq!(pool.live_count(), 1);
+/// # Ok::<(), kvdepot_alloc::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Pool {
     inner: Inner,
@@ -56,12 +76,14 @@ const fn is_narrow(granules: u64) -> bool {
 }
 
 impl Pool {
-    /// A pool of `size` bytes, all free. Extents will be multiples of `granule` bytes.
+    /// Creates a pool of `size` bytes, all free.
+    ///
+    /// All extents are multiples of `granule` bytes.
     ///
     /// # Errors
     ///
-    /// [`Error::Granule`] unless `granule` is a power of two; [`Error::Size`] unless `size` is a
-    /// multiple of it from `granule` to [`MAX_SIZE`].
+    /// [`Error::Granule`] if `granule` is not a power of two. [`Error::Size`] if `size` is not a
+    /// multiple of `granule` from `granule` to [`MAX_SIZE`].
     pub fn new(size: u64, granule: u64) -> Result<Self, Error> {
         let (granules, shift) = granules(size, granule)?;
         let inner = if is_narrow(granules) {
@@ -72,13 +94,16 @@ impl Pool {
         Ok(Self { inner, shift })
     }
 
-    /// A pool in which exactly the given extents are live, in linear time if they come in address
-    /// order and sorting them otherwise.
+    /// Creates a pool in which exactly the extents in `live` are allocated.
+    ///
+    /// `size` and `granule` are in bytes. The call takes linear time if the extents are in address
+    /// order; otherwise it sorts them.
     ///
     /// # Errors
     ///
-    /// As [`Pool::new`]; [`Error::ZeroSize`], [`Error::Misaligned`], [`Error::OutOfRange`] or
-    /// [`Error::Overlap`] for extents that no pool of this shape hands out; [`Error::TooMany`].
+    /// The errors of [`Pool::new`]. [`Error::ZeroSize`], [`Error::Misaligned`],
+    /// [`Error::OutOfRange`] or [`Error::Overlap`] for extents that a pool of this size and granule
+    /// cannot have. [`Error::TooMany`] for more than [`MAX_LIVE`] extents.
     pub fn rebuild(
         size: u64,
         granule: u64,
@@ -101,14 +126,16 @@ impl Pool {
         Ok(Self { inner, shift })
     }
 
-    /// Makes the pool larger. What is live stays where it is, and the rest is free. That takes no
-    /// time to speak of, but where the pool becomes one of 2³² − 1 granules or more, or smaller: it
-    /// is built anew then, as by [`Pool::rebuild`].
+    /// Changes the size of the pool to `size` bytes. Live extents keep their positions; all other
+    /// space is free.
+    ///
+    /// The call takes negligible time in most cases. If the pool shrinks, or if it reaches 2³² − 1
+    /// granules, the pool is built again as by [`Pool::rebuild`].
     ///
     /// # Errors
     ///
-    /// [`Error::Size`] for a size that [`Pool::new`] refuses; [`Error::OutOfRange`] for one that
-    /// live extents do not fit into.
+    /// [`Error::Size`] for a size that [`Pool::new`] rejects. [`Error::OutOfRange`] if a live
+    /// extent would end after the new end.
     pub fn grow(&mut self, size: u64) -> Result<(), Error> {
         let (granules, _) = granules(size, self.granule())?;
         let is_narrow = is_narrow(granules);
@@ -120,18 +147,22 @@ impl Pool {
         Ok(())
     }
 
-    /// Makes room in the pool's own tables for `live` live and `free` free extents in all, so that
-    /// no call rehashes until there are more.
+    /// Reserves memory in the pool's tables for a total of `live` live and `free` free extents.
+    ///
+    /// Until there are more extents, no call grows a table.
     pub fn reserve(&mut self, live: usize, free: usize) {
         with!(&mut self.inner, core => core.reserve(live, free));
     }
 
     /// Allocates `len` bytes, rounded up to the granule, from the smallest free extent that fits.
     ///
+    /// Returns the allocated extent.
+    ///
     /// # Errors
     ///
-    /// [`Error::ZeroSize`], [`Error::TooLarge`] (more than the pool), [`Error::Full`] (no free
-    /// extent fits), [`Error::TooMany`] (live extents).
+    /// [`Error::ZeroSize`] for no bytes. [`Error::TooLarge`] for more bytes than the pool has.
+    /// [`Error::Full`] if no free extent fits. [`Error::TooMany`] if the pool has [`MAX_LIVE`] live
+    /// extents.
     #[inline]
     pub fn allocate(&mut self, len: u64) -> Result<Extent, Error> {
         let wanted = self.granules_for(len, 1)?;
@@ -141,12 +172,14 @@ impl Pool {
         }
     }
 
-    /// Like [`Pool::allocate`], but where the hint says, if it can; an offset is a hint, see
-    /// [`Hint`].
+    /// Allocates `len` bytes at the position that `hint` prefers, if possible, and otherwise as
+    /// [`Pool::allocate`].
+    ///
+    /// `hint` is a [`Hint`], or the offset of a live extent to follow.
     ///
     /// # Errors
     ///
-    /// As [`Pool::allocate`].
+    /// The errors of [`Pool::allocate`].
     pub fn allocate_near(&mut self, len: u64, hint: impl Into<Hint>) -> Result<Extent, Error> {
         let wanted = self.granules_for(len, 1)?;
         let hint = self.hint(hint.into());
@@ -156,16 +189,20 @@ impl Pool {
         }
     }
 
-    /// Allocates `len` bytes, rounded up to the granule, in one extent whenever one fits (placed
-    /// as by [`Pool::allocate`] or [`Pool::allocate_near`]) and else in as few as possible, at most
-    /// `max_extents`: the largest free extents whole, but for the last two pieces, the pair that
-    /// leaves least of the second. All of them are allocated or none. Each is freed on its own.
+    /// Allocates `len` bytes, rounded up to the granule, in as few extents as possible and at most
+    /// `max_extents`.
+    ///
+    /// The pool uses a single extent if one fits, placed as by [`Pool::allocate`] or
+    /// [`Pool::allocate_near`]. Otherwise it takes the largest free extents whole. The last two
+    /// extents are the pair that leaves the least free space in the second one.
+    ///
+    /// The call allocates all extents or none. Each extent is freed separately with [`Pool::free`].
     ///
     /// # Errors
     ///
-    /// As [`Pool::allocate`], where [`Error::Full`] says that `max_extents` free extents do not
-    /// suffice (of those that share a bin, any count as the largest); [`Error::ExtentLimit`]
-    /// unless `max_extents` is 1 to [`MAX_EXTENTS`].
+    /// The errors of [`Pool::allocate`]. Here [`Error::Full`] means that `max_extents` free extents
+    /// do not suffice, where all extents of a bin count as equally large. [`Error::ExtentLimit`] if
+    /// `max_extents` is outside 1 to [`MAX_EXTENTS`].
     pub fn allocate_scattered(
         &mut self,
         len: u64,
@@ -188,11 +225,11 @@ impl Pool {
         Ok(pieces)
     }
 
-    /// Frees the live extent that starts at `offset` and merges it with its free neighbours.
+    /// Frees the live extent that starts at `offset` and merges it with adjacent free extents.
     ///
     /// # Errors
     ///
-    /// [`Error::NotLive`] if no live extent starts there; then nothing changes.
+    /// [`Error::NotLive`] if no live extent starts there; the pool is then unchanged.
     #[inline]
     pub fn free(&mut self, offset: u64) -> Result<(), Error> {
         let freed = match self.position(offset) {
@@ -206,13 +243,15 @@ impl Pool {
         }
     }
 
-    /// Makes parts of free extents live, as if they had been allocated: what is under them failed,
-    /// say. `part` is asked for each, and again for what lies behind the part that it answers,
-    /// until it answers none; parts are multiples of the granule.
+    /// Marks parts of free extents as allocated, for example because the medium failed under them.
     ///
-    /// Looks at no more than `count` extents, from the `from`th on in an order of the pool's own,
-    /// and gives what to go on with, if there is more. Extents that became free since the first of
-    /// such calls may be missed.
+    /// The call passes each free extent to `part`, which returns the range to allocate, in
+    /// multiples of the granule. It then passes the space after that range, until `part` returns
+    /// `None`.
+    ///
+    /// The call examines at most `count` free extents, starting at number `from` in an internal
+    /// order. It returns the number to continue with, or `None` at the end. A sequence of such
+    /// calls may miss extents that were freed after its first call.
     pub fn carve(
         &mut self,
         from: u32,
@@ -233,7 +272,7 @@ impl Pool {
         with!(&mut self.inner, core => core.carve(from, count, part))
     }
 
-    /// The live extent that starts at `offset`, if there is one.
+    /// Returns the live extent that starts at `offset`, if there is one.
     #[must_use]
     pub fn get(&self, offset: u64) -> Option<Extent> {
         let start = self.position(offset)?;
@@ -241,44 +280,46 @@ impl Pool {
         Some(self.extent(start, len))
     }
 
-    /// The size of the pool in bytes.
+    /// Returns the size of the pool in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         with!(&self.inner, core => core.granules()) << self.shift
     }
 
-    /// What extents are multiples of, in bytes.
+    /// Returns the granule in bytes. The length of each extent is a multiple of it.
     #[must_use]
     pub const fn granule(&self) -> u64 {
         1 << self.shift
     }
 
-    /// Bytes in free extents.
+    /// Returns the total length of all free extents in bytes.
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
         with!(&self.inner, core => core.free_granules()) << self.shift
     }
 
-    /// Bytes in the largest free extent: the most that [`Pool::allocate`] can serve now.
+    /// Returns the length of the largest free extent in bytes: the most that [`Pool::allocate`] can
+    /// allocate now.
     #[must_use]
     pub fn largest_free_extent(&self) -> u64 {
         with!(&self.inner, core => core.largest()) << self.shift
     }
 
-    /// The number of live extents.
+    /// Returns the number of live extents.
     #[must_use]
     pub fn live_count(&self) -> usize {
         with!(&self.inner, core => core.live_count())
     }
 
-    /// The live extents in address order.
+    /// Returns an iterator over the live extents, in address order.
     #[must_use]
     pub fn live_extents(&self) -> LiveExtents<'_> {
         let at = with!(&self.inner, core => core.walk());
         LiveExtents { pool: self, at }
     }
 
-    /// The free extents in address order, which they are sorted into.
+    /// Returns an iterator over the free extents, in address order. The call collects and sorts
+    /// them.
     #[must_use]
     pub fn free_extents(&self) -> FreeExtents {
         let mut extents: Vec<Extent> = with!(&self.inner, core => {
@@ -289,7 +330,7 @@ impl Pool {
         FreeExtents(extents.into_iter())
     }
 
-    /// How the pool is doing; the histogram visits every free extent.
+    /// Returns statistics of the pool. The call visits every free extent for the histogram.
     #[must_use]
     pub fn report(&self) -> Report {
         let (mut free_histogram, mut free_extents) = ([0; 64], 0);
@@ -314,13 +355,15 @@ impl Pool {
         }
     }
 
-    /// Examines every structure of the pool: each granule is live or free, no free extents touch,
-    /// each is filed where it is looked for, and the counts are right. Visits everything; meant
-    /// for tests and fuzzers.
+    /// Checks the consistency of all data structures; meant for tests and fuzzers.
+    ///
+    /// Each granule must be in exactly one live or free extent, no two free extents may be
+    /// adjacent, each extent must be in the right list, and the counts must match. The call visits
+    /// everything.
     ///
     /// # Errors
     ///
-    /// Says what is broken, which would be a bug of this crate.
+    /// A description of the inconsistency, which would be a bug in this crate.
     pub fn check(&self) -> Result<(), &'static str> {
         with!(&self.inner, core => core.check())
     }
@@ -393,7 +436,8 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// The live extents of a pool in address order; from [`Pool::live_extents`].
+/// An iterator over the live extents of a pool, in address order; created by
+/// [`Pool::live_extents`].
 #[derive(Clone)]
 pub struct LiveExtents<'a> {
     pool: &'a Pool,
@@ -409,7 +453,8 @@ impl Iterator for LiveExtents<'_> {
     }
 }
 
-/// The free extents of a pool in address order; from [`Pool::free_extents`].
+/// An iterator over the free extents of a pool, in address order; created by
+/// [`Pool::free_extents`].
 #[derive(Debug, Clone)]
 pub struct FreeExtents(vec::IntoIter<Extent>);
 

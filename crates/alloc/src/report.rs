@@ -1,32 +1,34 @@
-//! How a pool is doing.
+//! Statistics of a pool.
 
-/// A pool at one moment, in bytes unless named otherwise. Exact.
+/// Exact statistics of a pool at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// The size of the pool.
+    /// Size of the pool in bytes.
     pub size: u64,
-    /// What extents are multiples of.
+    /// Granule of the pool in bytes; the length of each extent is a multiple of it.
     pub granule: u64,
-    /// Bytes in live extents.
+    /// Total length of all live extents in bytes.
     pub live_bytes: u64,
-    /// Bytes in free extents; with `live_bytes` this is `size`.
+    /// Total length of all free extents in bytes: `size - live_bytes`.
     pub free_bytes: u64,
-    /// The number of live extents.
+    /// Number of live extents.
     pub live_extents: u64,
-    /// The number of free extents.
+    /// Number of free extents.
     pub free_extents: u64,
-    /// The largest free extent.
+    /// Length of the largest free extent in bytes.
     pub largest_free_extent: u64,
-    /// Entry `i` counts the free extents of `2^i` to `2^(i+1) - 1` bytes.
+    /// Number of free extents by length: entry `i` counts those of `2^i` to `2^(i+1) - 1` bytes.
     pub free_histogram: [u64; 64],
-    /// Memory that the allocator itself occupies.
+    /// Memory that the allocator itself uses, in bytes.
     pub memory_bytes: u64,
 }
 
 impl Report {
-    /// How much of the free space is outside of the largest free extent: 0.0 when all of it can
-    /// be allocated at once, near 1.0 when it is splintered.
+    /// Returns the part of the free space that is outside the largest free extent, from 0.0 to 1.0.
+    ///
+    /// At 0.0 one allocation can use all free space, or there is none. Values near 1.0 mean many
+    /// small free extents.
     #[must_use]
     pub fn fragmentation(&self) -> f64 {
         if self.free_bytes == 0 {
@@ -35,7 +37,7 @@ impl Report {
         1.0 - self.largest_free_extent as f64 / self.free_bytes as f64
     }
 
-    /// Live bytes over all bytes.
+    /// Returns the live bytes divided by the size of the pool, from 0.0 to 1.0.
     #[must_use]
     pub fn utilisation(&self) -> f64 {
         self.live_bytes as f64 / self.size as f64

@@ -11,8 +11,24 @@ use std::vec::Vec;
 
 pub use handle::Handle;
 
-/// A [`Pool`] that threads share; clones are the same pool. The verbs are the pool's own; those
-/// that end in `_owned` give a [`Handle`] that frees itself.
+/// A [`Pool`] that several threads share through a lock. Clones refer to the same pool.
+///
+/// The methods are those of [`Pool`]. Methods whose names end in `_owned` return a [`Handle`] that
+/// frees its extents when it is dropped.
+///
+/// # Examples
+///
+/// ```
+/// use kvdepot_alloc::Shared;
+///
+/// let pool = Shared::new(1 << 20, 4096)?;
+/// let other = pool.clone();
+/// let worker = std::thread::spawn(move || other.allocate(4096));
+/// let extent = worker.join().unwrap()?;
+/// pool.free(extent.offset)?;
+/// assert_eq!(pool.free_bytes(), pool.size());
+/// # Ok::<(), kvdepot_alloc::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Shared {
     pool: Arc<Mutex<Pool>>,
@@ -38,11 +54,11 @@ impl From<Pool> for Shared {
 }
 
 impl Shared {
-    /// As [`Pool::new`].
+    /// Creates a shared pool; see [`Pool::new`].
     ///
     /// # Errors
     ///
-    /// As [`Pool::new`].
+    /// The errors of [`Pool::new`].
     pub fn new(size: u64, granule: u64) -> Result<Self, Error> {
         Pool::new(size, granule).map(Self::from)
     }
@@ -56,29 +72,29 @@ impl Shared {
         WeakShared(Arc::downgrade(&self.pool))
     }
 
-    /// As [`Pool::allocate`].
+    /// Allocates `len` bytes; see [`Pool::allocate`].
     ///
     /// # Errors
     ///
-    /// As [`Pool::allocate`].
+    /// The errors of [`Pool::allocate`].
     pub fn allocate(&self, len: u64) -> Result<Extent, Error> {
         self.lock().allocate(len)
     }
 
-    /// As [`Pool::allocate_near`].
+    /// Allocates `len` bytes near `hint`; see [`Pool::allocate_near`].
     ///
     /// # Errors
     ///
-    /// As [`Pool::allocate_near`].
+    /// The errors of [`Pool::allocate_near`].
     pub fn allocate_near(&self, len: u64, hint: impl Into<Hint>) -> Result<Extent, Error> {
         self.lock().allocate_near(len, hint)
     }
 
-    /// As [`Pool::allocate_scattered`].
+    /// Allocates `len` bytes in at most `max_extents` extents; see [`Pool::allocate_scattered`].
     ///
     /// # Errors
     ///
-    /// As [`Pool::allocate_scattered`].
+    /// The errors of [`Pool::allocate_scattered`].
     pub fn allocate_scattered(
         &self,
         len: u64,
@@ -88,21 +104,23 @@ impl Shared {
         self.lock().allocate_scattered(len, max_extents, hint)
     }
 
-    /// As [`Pool::allocate`], freed when the handle is dropped.
+    /// Allocates `len` bytes as [`Pool::allocate`], and frees them when the returned handle is
+    /// dropped.
     ///
     /// # Errors
     ///
-    /// As [`Pool::allocate`].
+    /// The errors of [`Pool::allocate`].
     pub fn allocate_owned(&self, len: u64) -> Result<Handle, Error> {
         let extent = self.lock().allocate(len)?;
         Ok(Handle::new(self.downgrade(), extent.into()))
     }
 
-    /// As [`Pool::allocate_scattered`], freed when the handle is dropped.
+    /// Allocates `len` bytes as [`Pool::allocate_scattered`], and frees them when the returned
+    /// handle is dropped.
     ///
     /// # Errors
     ///
-    /// As [`Pool::allocate_scattered`].
+    /// The errors of [`Pool::allocate_scattered`].
     pub fn allocate_scattered_owned(
         &self,
         len: u64,
@@ -113,62 +131,64 @@ impl Shared {
         Ok(Handle::new(self.downgrade(), extents))
     }
 
-    /// As [`Pool::free`].
+    /// Frees the live extent that starts at `offset`; see [`Pool::free`].
     ///
     /// # Errors
     ///
-    /// As [`Pool::free`].
+    /// The errors of [`Pool::free`].
     pub fn free(&self, offset: u64) -> Result<(), Error> {
         self.lock().free(offset)
     }
 
-    /// As [`Pool::get`].
+    /// Returns the live extent that starts at `offset`, if there is one; see [`Pool::get`].
     #[must_use]
     pub fn get(&self, offset: u64) -> Option<Extent> {
         self.lock().get(offset)
     }
 
-    /// As [`Pool::size`].
+    /// Returns the size of the pool in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.lock().size()
     }
 
-    /// As [`Pool::granule`].
+    /// Returns the granule in bytes; see [`Pool::granule`].
     #[must_use]
     pub fn granule(&self) -> u64 {
         self.lock().granule()
     }
 
-    /// As [`Pool::free_bytes`]; other threads may have changed it already.
+    /// Returns the total length of all free extents in bytes. Other threads may change it at any
+    /// time.
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
         self.lock().free_bytes()
     }
 
-    /// As [`Pool::largest_free_extent`]; other threads may have changed it already.
+    /// Returns the length of the largest free extent in bytes. Other threads may change it at any
+    /// time.
     #[must_use]
     pub fn largest_free_extent(&self) -> u64 {
         self.lock().largest_free_extent()
     }
 
-    /// The live extents of one moment, in address order.
+    /// Returns a snapshot of the live extents, in address order.
     #[must_use]
     pub fn live_extents(&self) -> Vec<Extent> {
         self.lock().live_extents().collect()
     }
 
-    /// As [`Pool::report`].
+    /// Returns statistics of the pool; see [`Pool::report`].
     #[must_use]
     pub fn report(&self) -> Report {
         self.lock().report()
     }
 
-    /// As [`Pool::check`].
+    /// Checks the consistency of all data structures; see [`Pool::check`].
     ///
     /// # Errors
     ///
-    /// As [`Pool::check`].
+    /// The errors of [`Pool::check`].
     pub fn check(&self) -> Result<(), &'static str> {
         self.lock().check()
     }

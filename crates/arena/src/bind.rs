@@ -18,8 +18,9 @@ pub(crate) struct Fallen {
 }
 
 impl Arena {
-    /// Puts blocks into a group by its keys from that position on: those that are here, and those
-    /// that come. Doing so again changes nothing.
+    /// Adds the blocks with the keys of `group`, starting at position `from`, to the group.
+    ///
+    /// This includes blocks that are stored later. Repeating the call has no effect.
     pub fn join(&self, group: &Arc<Group>, from: usize) {
         self.each_of(group, from, |state, key, slot| {
             if group.is_dissolved() {
@@ -32,7 +33,7 @@ impl Arena {
         });
     }
 
-    /// Takes all its blocks out of a group that [is none](Group::dissolve) any more.
+    /// Removes all blocks of this arena from `group`, which has been [dissolved](Group::dissolve).
     pub fn part(&self, group: &Arc<Group>) {
         self.each_of(group, 0, |state, key, slot| {
             state.groups.remove(key, group);
@@ -42,8 +43,7 @@ impl Arena {
         });
     }
 
-    /// Gives the blocks of a group their places in the order of use again, after it was given
-    /// another class.
+    /// Updates the eviction order of the blocks in `group` after a change of its class.
     pub fn rank_again(&self, group: &Arc<Group>) {
         self.each_of(group, 0, |_, _, _| ());
     }
@@ -74,13 +74,15 @@ impl Arena {
         }
     }
 
-    /// Groups of several devices that have lost a block here: [leave](Arena::let_fall) tells the
-    /// others.
+    /// Returns the groups on several devices that have lost a block here since the last call.
+    ///
+    /// The caller passes them to [`Arena::let_fall`] of the other devices.
     pub fn fallen(&self) -> Vec<Arc<Group>> {
         std::mem::take(&mut self.state.lock().groups.fallen)
     }
 
-    /// Evicts what is here of a group that has lost a block on another device.
+    /// Evicts the blocks of `group` in this arena, because the group has lost a block on another
+    /// device.
     pub fn let_fall(&self, group: &Arc<Group>) {
         let mut state = self.state.lock();
         state.groups.falling.push_back((Arc::clone(group), 0));

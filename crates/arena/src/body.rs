@@ -44,7 +44,7 @@ use crate::stats::{Counters, TierStats};
 use crate::turnover::{EvictionLimit, Turnover};
 use crate::under_way::UnderWay;
 
-/// A medium with its allocator, index and, where it outlives the process, its record table.
+/// A medium with its allocator, its index and, if it survives the process, its record table.
 pub struct Arena {
     pub(crate) name: &'static str,
     /// Which arena of its depot it is, in the order of their appearance.
@@ -133,35 +133,45 @@ pub(crate) struct State {
 }
 
 impl Arena {
-    /// The tier's name.
+    /// Returns the name of the tier.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Which arena of its depot it is.
+    /// Returns the number of this arena in its depot.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// The addresses of the medium, as it is now.
+    /// Returns the present mapping of the medium.
     ///
     /// # Errors
-    /// [`Error::Input`] for one that is not mapped.
+    ///
+    /// [`Error::Input`] if the medium is not mapped.
     pub fn mapping(&self) -> Result<Arc<Mapping>, Error> {
         let mapped = self.medium.load().mapping().map(Arc::clone);
-        mapped.ok_or_else(|| Error::input("access", "direct", "mapped, to have addresses"))
+        mapped.ok_or_else(|| {
+            Error::input(
+                "access",
+                "direct",
+                "mapped: only a mapped medium has addresses",
+            )
+        })
     }
 
-    /// Bytes that the medium has.
+    /// Returns the length of the medium in bytes.
     pub fn medium_len(&self) -> u64 {
         self.medium.load().len()
     }
 
-    /// Fills `buffers` with the bytes of a payload, where batches move them: from the beginning of
-    /// a part to its end, behind which a page may be filled.
+    /// Fills `buffers` with the range `range` of a block's payload, for a batch.
+    ///
+    /// The range must begin at the start of a part and finish at the end of one. A batch may fill
+    /// the rest of the last page with zeros.
     ///
     /// # Errors
-    /// [`Error::Media`] for what the medium does not have (any more).
+    ///
+    /// [`Error::Media`] if the medium does not have the bytes, or no longer has them.
     pub fn buffers(
         &self,
         place: &Place,
@@ -180,7 +190,7 @@ impl Arena {
         Ok(())
     }
 
-    /// The parts of a block, as its part table has them; `None` where that does not verify.
+    /// Returns the parts of a block from its part table, or `None` if the table fails verification.
     pub fn parts(&self, place: &Place) -> Option<Vec<Part>> {
         let (extents, sum) = (&place.extents, place.checksum);
         let (len, count) = (place.len, place.parts);
@@ -188,16 +198,17 @@ impl Arena {
         parts::read(&***medium, &place.identity, extents, len, count, sum)
     }
 
-    /// Writes the part table of a block that is reserved.
+    /// Writes the part table of a reserved block.
     ///
     /// # Errors
-    /// [`Error::Media`] for what the medium does not take.
+    ///
+    /// [`Error::Media`] if the medium fails to store the table.
     pub fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error> {
         let medium = self.medium.load();
         parts::write_table(&***medium, &place.extents, place.len, found)
     }
 
-    /// What lies where in the medium.
+    /// Returns the regions of the arena in its medium.
     pub fn layout(&self) -> Layout {
         Layout {
             capacity: self.capacity.load(Ordering::Relaxed),
@@ -205,17 +216,18 @@ impl Arena {
         }
     }
 
-    /// The device or file; `None` for memory that dies with the process.
+    /// Returns the path of the device or file; `None` for memory that does not survive the process.
     pub fn path(&self) -> Option<&Path> {
         self.table.as_ref().map(|table| table.path.as_path())
     }
 
-    /// Whether it was made with a share of the free disk.
+    /// Returns true if the arena was created with a default capacity, a part of the free disk
+    /// space.
     pub fn is_a_share(&self) -> bool {
         self.table.as_ref().is_some_and(|table| table.sized)
     }
 
-    /// Its fill and what it has counted.
+    /// Returns the fill level and the counters of the arena.
     pub fn stats(&self) -> TierStats {
         if let Some(last) = self.last.get() {
             return last.clone();

@@ -1,8 +1,8 @@
-//! The one place that reads clocks.
+//! The clocks of the depot; no other module reads a clock.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Seconds since 1970, as records keep them.
+/// Returns the seconds since 1970, as stored in records.
 pub fn unix_seconds() -> u32 {
     let seconds = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -10,7 +10,7 @@ pub fn unix_seconds() -> u32 {
     u32::try_from(seconds).unwrap_or(u32::MAX)
 }
 
-/// Nanoseconds since 1970, as files keep them.
+/// Returns the nanoseconds since 1970, as stored in files.
 pub fn unix_nanos() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| {
@@ -18,7 +18,7 @@ pub fn unix_nanos() -> i64 {
     })
 }
 
-/// Now, for durations.
+/// Returns the present time of a monotonic clock, to measure durations.
 pub fn now() -> Instant {
     #[cfg(feature = "sim")]
     if let Some(now) = kvdepot_media::sim::now() {
@@ -27,7 +27,7 @@ pub fn now() -> Instant {
     Instant::now()
 }
 
-/// How long ago that was, by the same clock.
+/// Returns the time since `then`, by the same clock.
 pub fn since(then: Instant) -> Duration {
     now().saturating_duration_since(then)
 }

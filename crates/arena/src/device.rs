@@ -94,7 +94,7 @@ impl At {
 impl fmt::Display for At {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            At::Begin(0) => f.write_str("its beginning"),
+            At::Begin(0) => f.write_str("its start"),
             At::Begin(at) => write!(f, "{}", size::show(*at)),
             At::End(before) => write!(f, "{} before its end", size::show(*before)),
         }
@@ -143,7 +143,7 @@ impl Whole {
             let mut bytes = vec![0; len as usize];
             self.file.read_exact_at(&mut bytes, at)?;
             if bytes.iter().any(|byte| *byte != 0) {
-                return Ok(Some(format!("something at {place} ({what})")));
+                return Ok(Some(format!("data at {place} (possibly {what})")));
             }
         }
         Ok(None)
@@ -164,7 +164,9 @@ pub(crate) fn found(medium: &dyn Medium) -> Result<Option<String>, Error> {
         return Ok(None);
     };
     if !block::uses(medium.opened().fd()?)?.is_known() {
-        return Ok(Some("what sysfs, which is not there, would tell".into()));
+        return Ok(Some(
+            "unknown data: sysfs is not mounted, so the use of the device cannot be checked".into(),
+        ));
     }
     let fail = |error| failed("read", medium, error);
     device.found().map_err(fail)
@@ -197,13 +199,13 @@ pub(crate) fn check(medium: &dyn Medium, refused: &impl Fn(String) -> Error) -> 
     let uses = block::uses(medium.opened().fd()?)?;
     if !uses.partitions.is_empty() {
         return Err(refused(format!(
-            "a disk without partitions, or one of its partitions, which are {}",
+            "a disk without partitions, or one of the partitions of this disk: {}",
             uses.partitions.join(", ")
         )));
     }
     match uses.is_used() {
         true => Err(refused(format!(
-            "a device that nobody else uses: it is {uses}"
+            "a device that is not in use; this device is {uses}"
         ))),
         false => Ok(()),
     }
@@ -238,13 +240,13 @@ pub(crate) fn claim(
         .and_then(|()| Owner::decode(&page))
         .map_or_else(String::new, |owner| {
             format!(
-                " (process {} on host {} opened it last)",
+                " (last opened by process {} on host {})",
                 owner.pid, owner.host
             )
         });
-    tracing::warn!(path = %path.display(), %uses, "the device is not to be had alone");
+    tracing::warn!(path = %path.display(), %uses, "cannot open block device exclusively: in use");
     Err(refused(format!(
-        "a device that nobody else uses: it is {uses}{last}"
+        "a device that is not in use; this device is {uses}{last}"
     )))
 }
 

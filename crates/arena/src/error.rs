@@ -2,117 +2,120 @@
 
 use std::path::PathBuf;
 
-/// Errors of the store. A miss is never one: reads answer a reason per key.
+/// In place of a value that is missing.
+const MISSING: &str = "missing";
+
+/// Errors of the store. A miss is not an error: reads return a reason per key.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The configuration names something that does not exist or cannot be.
-    #[error("{field}: {value} is not allowed; allowed: {allowed}")]
+    /// An option has a value that does not exist or is not possible.
+    #[error("{}", not_allowed(field, value, allowed))]
     Config {
-        /// The option, with its section: `dax.capacity`.
+        /// Name of the option, with its section: `dax.capacity`.
         field: String,
-        /// What was given.
+        /// The configured value.
         value: String,
-        /// What would be accepted, or what to do.
+        /// Description of the allowed values, or of a remedy.
         allowed: String,
     },
-    /// An argument of a call is wrong; no byte has moved.
-    #[error("{field}: {value} is not allowed; allowed: {allowed}")]
+    /// An argument of a call is not allowed; no byte has moved.
+    #[error("{}", not_allowed(field, value, allowed))]
     Input {
-        /// The argument.
+        /// Name of the argument.
         field: String,
-        /// What was given.
+        /// The value in the call.
         value: String,
-        /// What would be accepted.
+        /// Description of the allowed values.
         allowed: String,
     },
     /// Another process owns the arena.
     #[error("{path} is in use by {by}", path = path.display(), by = owner(*pid, host, *waited_s))]
     Locked {
-        /// The arena.
+        /// Path of the arena.
         path: PathBuf,
-        /// The owner's process id, 0 when it has not written its name yet.
+        /// Process ID of the owner; 0 if the owner has not written it yet.
         pid: u32,
-        /// The owner's host.
+        /// Host name of the owner.
         host: String,
-        /// Seconds waited.
+        /// Time waited, in seconds.
         waited_s: f64,
     },
-    /// A device could not be emptied.
+    /// A device could not be drained.
     #[error(
-        "{path} takes writes again: {pinned} of its blocks were pinned and {reserved} being \
-         written for {waited_s} s; unpin, commit or abort them, or wait longer",
+        "{path} cannot be drained: {pinned} blocks pinned and {reserved} being written after \
+         {waited_s} s; release them, or wait longer (the device accepts writes again)",
         path = path.display()
     )]
     Busy {
-        /// The device.
+        /// Path of the device.
         path: PathBuf,
-        /// Blocks that somebody has pinned.
+        /// Number of pinned blocks.
         pinned: u64,
-        /// Blocks that somebody is writing.
+        /// Number of blocks that are being written.
         reserved: u64,
-        /// Seconds waited since the last block had left.
+        /// Time waited since the last block was moved or evicted, in seconds.
         waited_s: f64,
     },
-    /// No room for a reservation.
-    #[error("tier {tier} has no room for {requested} bytes: {reason}")]
+    /// A tier has no space for a reservation.
+    #[error("tier {tier} has no space for {requested} bytes: {reason}")]
     Full {
-        /// The tier's name.
+        /// Name of the tier.
         tier: &'static str,
-        /// Bytes asked for.
+        /// Requested size in bytes.
         requested: u64,
-        /// What stands in the way, with its numbers.
+        /// Reason for the lack of space, with its numbers.
         reason: String,
     },
-    /// The medium holds something that is not a sound arena.
+    /// The medium does not contain a valid arena.
     #[error("{path}: {reason}", path = path.display())]
     Corrupt {
-        /// The arena.
+        /// Path of the arena.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// Description of the problem and of a remedy.
         reason: String,
     },
-    /// The depot was closed, or belongs to the process this one was forked from.
+    /// The depot is closed, or belongs to the process from which this one was forked.
     #[error("{}", closed(.0))]
     Closed(&'static str),
-    /// The time given to wait is over; the task goes on.
-    #[error("{what} did not end within {seconds} s")]
+    /// A wait timed out; the task continues.
+    #[error("{what} timed out after {seconds} s")]
     Timeout {
-        /// What was waited for.
+        /// Name of the operation that timed out.
         what: &'static str,
-        /// How long.
+        /// Time limit in seconds.
         seconds: f64,
     },
-    /// A tier did not answer in time: what was to be changed there may be as it was.
-    #[error("tier {tier} does not answer; try again when it does")]
+    /// A tier timed out. The requested change may or may not have happened.
+    #[error("tier {tier} is not responding; try again later")]
     Silent {
-        /// The tier's name.
+        /// Name of the tier.
         tier: &'static str,
     },
-    /// A signal ended the wait for another process: for its answer, and what was asked may happen,
-    /// or for an arena.
+    /// A signal ended the wait for a response of another process or for an arena. A requested
+    /// operation may still happen.
     #[error("the call was interrupted")]
     Interrupted,
-    /// The owner's process answered something else than the protocol allows, or went away.
-    #[error("owner at {socket}: {reason}")]
+    /// The server sent an invalid message or closed the connection.
+    #[error("server at {socket}: {reason}")]
     Peer {
-        /// The socket.
+        /// Path of the socket.
         socket: String,
-        /// What happened.
+        /// Description of the event.
         reason: String,
     },
-    /// The operating system or the medium refused.
+    /// An operation on a medium failed.
     #[error(transparent)]
     Media(#[from] kvdepot_media::Error),
-    /// The operating system refused a lock, a socket or a descriptor.
+    /// The system failed to provide a lock, a socket or a descriptor.
     #[error(transparent)]
     Host(#[from] kvdepot_host::Error),
-    /// Reading a configuration file, or another plain file operation, failed.
+    /// A file operation failed, for example reading a configuration file.
     #[error("{path}: {source}", path = path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The operating system's word.
+        /// The system's error.
         source: std::io::Error,
     },
 }
@@ -121,12 +124,13 @@ pub enum Error {
 fn owner(pid: u32, host: &str, waited_s: f64) -> String {
     if pid == std::process::id() && host == kvdepot_host::peer::hostname() {
         return format!(
-            "another depot of this process ({pid} on host {host}): use that one, or close it first \
-             (without a close it stays open as long as one of its namespaces is kept)"
+            "another depot of this process ({pid} on host {host}): use that depot, or close it \
+             first (it stays open until it is closed or all its namespaces are dropped)"
         );
     }
     format!(
-        "process {pid} on host {host}: close it there, or wait longer than lock_wait = {waited_s} s"
+        "process {pid} on host {host}: close the depot there, or increase lock_wait (now \
+         {waited_s} s)"
     )
 }
 
@@ -138,8 +142,16 @@ fn closed(word: &str) -> String {
     }
 }
 
+/// The text of a value that is not allowed, or that is missing.
+fn not_allowed(field: &str, value: &str, allowed: &str) -> String {
+    match value {
+        MISSING => format!("{field} is required: {allowed}"),
+        _ => format!("{field}: {value} is not allowed; allowed: {allowed}"),
+    }
+}
+
 impl Error {
-    /// A wrong argument.
+    /// Creates an error for an argument that is not allowed.
     pub fn input(
         field: impl Into<String>,
         value: impl std::fmt::Display,
@@ -152,7 +164,7 @@ impl Error {
         }
     }
 
-    /// A wrong option.
+    /// Creates an error for an option that is not allowed.
     pub fn config(
         field: impl Into<String>,
         value: impl std::fmt::Display,

@@ -51,19 +51,21 @@ impl Arena {
         self.evict_oldest(state, wanted.len, limit)
     }
 
-    /// Evicts ahead of need what one burial takes, where there was need before. False when there
-    /// is nothing to do.
+    /// Evicts one batch of blocks ahead of need, if recent blocks needed an eviction.
+    ///
+    /// Returns false if there is nothing to evict.
     pub fn evict_ahead(&self) -> bool {
         self.evict_some_ahead(None)
     }
 
-    /// As [`Arena::evict_ahead`], with the limit of another device of the tier.
+    /// Evicts ahead of need as [`Arena::evict_ahead`] does, with the eviction limit of another
+    /// device of the tier.
     pub fn evict_ahead_for_all(&self, need: EvictionLimit) -> bool {
         self.evict_some_ahead(Some(need))
     }
 
-    /// Returns the limit of eviction ahead of need; `None` if no block needed an eviction here. The
-    /// caller evicts.
+    /// Returns the limit of eviction ahead of need, or `None` if no block needed an eviction here.
+    /// The caller evicts.
     pub fn hear_need(&self) -> Option<EvictionLimit> {
         self.low.store(false, Ordering::Relaxed);
         self.state.lock().need
@@ -144,7 +146,8 @@ impl Arena {
                 || state.records.vacant() < self.slots_ahead() / 2)
     }
 
-    /// Bytes and blocks that are free, but for what eviction keeps free ahead of need.
+    /// Returns the free bytes and the free records, without those that eviction keeps free ahead of
+    /// need.
     pub fn spare(&self) -> (u64, u64) {
         if self.closed_to_writes().is_some() {
             return (0, 0);

@@ -25,8 +25,10 @@ use crate::turnover::EvictionLimit;
 const LARGEST_PART: u64 = 2;
 
 impl Wanted {
-    /// Whether this block finds no space where one before it in its call found none: it needs as
-    /// much, and may evict no more.
+    /// Returns true if this block cannot find space after `refused`, an earlier block of its call,
+    /// found none.
+    ///
+    /// This block then needs at least as much space and may not evict more.
     #[must_use]
     pub fn needs_as_much_as(&self, refused: &Wanted) -> bool {
         let [use_, other] = [self, refused].map(|wanted| Use::of(ordinary(wanted.stamp)));
@@ -38,8 +40,8 @@ impl Wanted {
 }
 
 impl Arena {
-    /// Notes that this arena and the others of `devices` are the last tier of their pipeline, whose
-    /// prompts have these `sizes`.
+    /// Marks this arena and the others in `devices` as the last tier of their pipeline, with the
+    /// prompt sizes `sizes`.
     pub fn set_last(&self, devices: &[Arc<Arena>], sizes: &Arc<PromptSizes>) {
         let layouts = || devices.iter().map(|arena| arena.layout());
         let bytes = layouts().map(|layout| layout.data_len()).sum();
@@ -47,12 +49,12 @@ impl Arena {
         self.last_tier.set(bytes, records, sizes);
     }
 
-    /// Whether this is the last tier of its pipeline.
+    /// Returns true if this arena is in the last tier of its pipeline.
     pub fn is_last(&self) -> bool {
         self.last_tier.is_set()
     }
 
-    /// The number of blocks like this one in one of so many parts of the last tier.
+    /// Returns the number of blocks like `wanted` in one of `part` equal parts of the last tier.
     pub fn blocks_in(&self, part: u64, wanted: &Wanted) -> u64 {
         self.last_tier.blocks_in(part, wanted)
     }

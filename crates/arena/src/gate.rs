@@ -1,5 +1,7 @@
-//! The way in, and the way to close it: operations hold a pass, closing waits for all of them, and
-//! whoever closes what another thread is closing waits for that one.
+//! An operation gate, to close an object: operations hold a pass, and closing waits for all of
+//! them.
+//!
+//! If two threads close the same object, the second one waits for the first.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,10 +14,12 @@ use parking_lot::Mutex;
 use crate::clock;
 use crate::error::Error;
 
-/// What [`Error::Closed`] says in a forked child.
-pub const FORKED: &str = ": it belongs to the process this one was forked from; open it here";
+/// Text of [`Error::Closed`] in a forked child.
+pub const FORKED: &str =
+    ": it was opened before this process was forked; open it again in this process";
 
-/// Counts operations under way and refuses new ones once closed, or in a forked child.
+/// A counter of operations in progress. It rejects new operations once it is closed, or in a forked
+/// child.
 pub struct Gate {
     state: Mutex<State>,
     empty: Condvar,
@@ -39,14 +43,15 @@ pub(crate) fn is_any_closing() -> bool {
     CLOSING.load(Ordering::SeqCst) > 0
 }
 
-/// One operation under way.
+/// A guard of one operation in progress.
 pub struct Pass(Arc<Gate>);
 
 impl Gate {
-    /// An open one.
+    /// Creates an open gate.
     ///
     /// # Errors
-    /// [`Error::Host`] when forks cannot be watched.
+    ///
+    /// [`Error::Host`] if the fork handlers cannot be installed.
     pub fn new() -> Result<Arc<Gate>, Error> {
         fork::install()?;
         Ok(Arc::new(Gate {
@@ -57,10 +62,11 @@ impl Gate {
         }))
     }
 
-    /// Begins an operation.
+    /// Begins an operation, which ends when the pass is dropped.
     ///
     /// # Errors
-    /// [`Error::Closed`] once closed, and in a forked child.
+    ///
+    /// [`Error::Closed`] if the gate is closed, and in a forked child.
     pub fn enter(self: &Arc<Gate>) -> Result<Pass, Error> {
         if self.forked() {
             return Err(Error::Closed(FORKED));
@@ -73,13 +79,15 @@ impl Gate {
         Ok(Pass(Arc::clone(self)))
     }
 
-    /// Whether this process is a fork of the one that made the gate.
+    /// Returns true if this process is a fork of the one that created the gate.
     pub fn forked(&self) -> bool {
         fork::epoch() != self.epoch
     }
 
-    /// Refuses new operations, and leaves the rest to the first who asks. Any other waits until
-    /// that one has come to the end, and has nothing left to do.
+    /// Rejects new operations and, for the first caller, returns a guard with which it completes
+    /// the closing.
+    ///
+    /// All other callers wait until the first one has finished, and get `None`.
     pub fn close(&self) -> Option<Closing<'_>> {
         let mut state = self.state.lock();
         if !std::mem::replace(&mut state.closed, true) {
@@ -92,7 +100,7 @@ impl Gate {
         None
     }
 
-    /// Waits until nobody is inside.
+    /// Waits until no operation is in progress. Returns false if `timeout` expires first.
     pub fn wait_empty(&self, timeout: Duration) -> bool {
         let deadline = clock::now().checked_add(timeout);
         let mut state = self.state.lock();
@@ -109,7 +117,7 @@ impl Gate {
     }
 }
 
-/// The one who closes. Dropped at the end.
+/// A guard of the thread that closes a gate; it drops the guard when the closing is complete.
 #[must_use]
 pub struct Closing<'a>(&'a Gate);
 

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use crate::held::Mutex;
 use crate::key::{Key, NamespaceId};
 
-/// Which blocks leave before others, whenever they were used.
+/// Eviction class of a block. Blocks of a lower class are evicted before all blocks of a higher
+/// one, regardless of their use.
 #[derive(
     Clone,
     Copy,
@@ -30,12 +31,12 @@ use crate::key::{Key, NamespaceId};
 )]
 #[repr(u8)]
 pub enum Class {
-    /// Before anything else: it has been superseded.
+    /// Evicted before all others, because it has been superseded.
     First = 0,
-    /// By its use, as all that is in no group.
+    /// Evicted by time of use, as all blocks without a group.
     #[default]
     Ordinary = 1,
-    /// When nothing else can.
+    /// Evicted only if nothing else can be evicted.
     Last = 2,
 }
 
@@ -75,8 +76,10 @@ pub(crate) fn with_class_of(stamp: u64, other: u64) -> u64 {
     other & !TIME | stamp & TIME
 }
 
-/// Blocks of a namespace in the devices of one tier that are one to eviction. Which blocks these
-/// are each device is told; this is what they share.
+/// Blocks of a namespace that are evicted together, on all devices of one tier.
+///
+/// This object has the state that the devices share. Each device also gets the list of the blocks
+/// ([`Arena::join`](crate::Arena::join)).
 pub struct Group {
     namespace: NamespaceId,
     keys: Mutex<Vec<Key>>,
@@ -92,7 +95,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// One without blocks.
+    /// Creates a group without blocks.
     #[must_use]
     pub fn new(namespace: NamespaceId, class: Class) -> Group {
         Group {
@@ -106,13 +109,13 @@ impl Group {
         }
     }
 
-    /// Whose blocks they are.
+    /// Returns the namespace of the blocks.
     pub fn namespace(&self) -> NamespaceId {
         self.namespace
     }
 
-    /// Notes the keys of more blocks, and answers the position of the first. Each device is
-    /// [told](crate::Arena::join) of them then.
+    /// Adds the keys of more blocks, and returns the position of the first one. Afterwards pass it
+    /// to [`Arena::join`](crate::Arena::join) of each device.
     pub fn add(&self, keys: &[Key]) -> usize {
         let mut known = self.keys.lock();
         known.extend_from_slice(keys);
@@ -125,12 +128,13 @@ impl Group {
         keys.iter().skip(from).take(count).copied().collect()
     }
 
-    /// Gives it another class. Each device [ranks](crate::Arena::rank_again) its blocks then.
+    /// Sets the class. Afterwards call [`Arena::rank_again`](crate::Arena::rank_again) on each
+    /// device.
     pub fn set_class(&self, class: Class) {
         self.class.store(class as u8, Ordering::Relaxed);
     }
 
-    /// Notes that it is none any more. Each device [parts](crate::Arena::part) its blocks then.
+    /// Dissolves the group. Afterwards call [`Arena::part`](crate::Arena::part) on each device.
     pub fn dissolve(&self) {
         self.dissolved.store(true, Ordering::Relaxed);
     }
@@ -139,8 +143,10 @@ impl Group {
         self.dissolved.load(Ordering::Relaxed)
     }
 
-    /// Notes whether it may have blocks on several devices, which hear of it when it is
-    /// [evicted](crate::Arena::fallen) on one.
+    /// Sets whether several devices may have blocks of the group.
+    ///
+    /// If so, [`Arena::fallen`](crate::Arena::fallen) of one device reports an eviction for the
+    /// others.
     pub fn spread(&self, several: bool) {
         self.spread.store(several, Ordering::Relaxed);
     }

@@ -15,7 +15,8 @@ use crate::head::advance;
 use crate::{make, size};
 
 impl Arena {
-    /// Bytes that it was made with or has grown to: more than it has where its medium was cut.
+    /// Returns the capacity in bytes from the superblock. It exceeds the present one if the medium
+    /// was truncated.
     pub fn nominal_capacity(&self) -> u64 {
         match &self.table {
             Some(table) => table.superblock.lock().capacity,
@@ -23,14 +24,21 @@ impl Arena {
         }
     }
 
-    /// Gives the arena `capacity` bytes of its medium. Space first, then the superblock, as a
-    /// new generation in its older copy: a crash leaves the old size or the new one.
+    /// Grows the arena to `capacity` bytes of its medium.
+    ///
+    /// First the space is allocated. Then the superblock is written as a new generation in its
+    /// older copy. After a crash the arena has either the old or the new size.
     ///
     /// # Errors
-    /// [`Error::Input`] for a capacity below the present one or that the medium does not have.
+    ///
+    /// [`Error::Input`] for a capacity below the present one, or above that of the medium.
     pub fn grow(&self, capacity: u64) -> Result<(), Error> {
         let Some(table) = &self.table else {
-            return Err(Error::input("path", self.name, "a device or file"));
+            return Err(Error::input(
+                "path",
+                self.name,
+                "an arena on a device or in a file",
+            ));
         };
         let mut superblock = table.superblock.lock();
         let refuse = |allowed: String| Err(Error::input("capacity", size::show(capacity), allowed));
@@ -41,14 +49,15 @@ impl Arena {
         if capacity < had {
             let has = size::show(had);
             return refuse(format!(
-                "at least the {has} that it has: an arena does not shrink"
+                "at least {has}, its present size: an arena cannot shrink"
             ));
         }
         let medium = self.medium.load_full();
         if medium.len() < had {
             return Err(Error::Corrupt {
                 path: table.path.clone(),
-                reason: "it was truncated, and does not grow before it is whole again".into(),
+                reason: "the arena is truncated and cannot grow; restore its full size first"
+                    .into(),
             });
         }
         let aligned = |layout: &Layout| layout.data == superblock.data;
@@ -57,7 +66,8 @@ impl Arena {
             .is_none()
         {
             return refuse(
-                "below 64 MiB, from where on data is aligned to huge pages: make a new arena"
+                "less than 64 MiB for this arena, whose data is not aligned to huge pages; create \
+                 a new arena for more"
                     .into(),
             );
         }
@@ -67,7 +77,10 @@ impl Arena {
             let fail = |error| make::space_error(&table.path, capacity, error, &str::to_owned);
             Arc::new(medium.grown(capacity).map_err(fail)?)
         } else {
-            return refuse(format!("at most the device's {}", size::show(medium.len())));
+            return refuse(format!(
+                "at most {}, the size of the device",
+                size::show(medium.len())
+            ));
         };
         let next = Superblock {
             capacity,

@@ -19,7 +19,12 @@ pub(crate) fn read_page(medium: &dyn Medium, offset: u64) -> Result<[u8; superbl
     Ok(page)
 }
 
-/// The newer of the two superblocks that verify.
+/// Returns the newer one of the two superblocks that pass verification.
+///
+/// # Errors
+///
+/// [`Error::Corrupt`] if the medium is too small or has no valid superblock, with a remedy.
+/// [`Error::Media`] if it cannot be read.
 pub fn read_superblock(path: &Path, medium: &dyn Medium) -> Result<Superblock, Error> {
     let corrupt = |reason: String| Error::Corrupt {
         path: path.into(),
@@ -32,7 +37,7 @@ pub fn read_superblock(path: &Path, medium: &dyn Medium) -> Result<Superblock, E
         // Whoever keeps something here is not told to remove it.
         let is_ours = bytes.starts_with(&superblock::MAGIC) || bytes.iter().all(|byte| *byte == 0);
         return Err(corrupt(if is_ours {
-            format!("it has {}: {}", size::show(len), enlarge(path))
+            format!("it is too small ({}): {}", size::show(len), enlarge(path))
         } else {
             "it is not a kvdepot arena; name another path".into()
         }));
@@ -48,7 +53,7 @@ pub fn read_superblock(path: &Path, medium: &dyn Medium) -> Result<Superblock, E
     if let Some(superblock) = newest {
         return Ok(superblock.clone());
     }
-    let hint = "set format: true to make a new arena here (everything in it is lost)";
+    let hint = "set format: true to create a new arena here (its content is lost)";
     Err(corrupt(match (a, b) {
         (Err(Refusal::Version(version)), _) | (_, Err(Refusal::Version(version))) => format!(
             "format version {version} is not the version {} that this release reads; use the \
@@ -60,7 +65,7 @@ pub fn read_superblock(path: &Path, medium: &dyn Medium) -> Result<Superblock, E
         }
         _ => {
             let found = device::found(medium)?;
-            let found = found.map_or_else(String::new, |found| format!(": it holds {found}"));
+            let found = found.map_or_else(String::new, |found| format!(": it contains {found}"));
             format!("it is not a kvdepot arena{found}; name another path, or {hint}")
         }
     }))
@@ -69,8 +74,14 @@ pub fn read_superblock(path: &Path, medium: &dyn Medium) -> Result<Superblock, E
 /// Where the superblocks are.
 const COPIES: [u64; 2] = [0, layout::SUPERBLOCK_B];
 
-/// The offsets of superblocks that do not verify, beside the one in force. An arena that nobody
-/// has opened has one alone.
+/// Returns the offsets of superblocks that fail verification or cannot be read.
+///
+/// `in_force` is the superblock in use. An arena that was never opened has only one superblock; its
+/// other copy does not count.
+///
+/// # Errors
+///
+/// No error at present: a copy that cannot be read is in the result.
 pub fn dead_superblocks(medium: &dyn Medium, in_force: &Superblock) -> Result<Vec<u64>, Error> {
     let mut dead = Vec::new();
     for at in COPIES {
@@ -89,8 +100,8 @@ pub fn dead_superblocks(medium: &dyn Medium, in_force: &Superblock) -> Result<Ve
 pub(crate) fn enlarge(path: &Path) -> String {
     let (path, least) = (path.display(), size::show(layout::CAPACITY_MIN));
     format!(
-        "an arena needs {least}; remove it, and it is made with dax.capacity, or enlarge it with \
-         truncate -s SIZE {path}"
+        "an arena needs at least {least}; remove the file, so that kvdepot creates it with \
+         dax.capacity, or enlarge it with truncate -s SIZE {path}"
     )
 }
 
@@ -132,7 +143,11 @@ pub(crate) fn described(medium: &dyn Medium) -> Result<(HashSet<NamespaceId>, Ve
     Ok((entries.into_iter().map(|(_, id, _)| id).collect(), free))
 }
 
-/// The namespaces that the arena describes, with the number of their entry.
+/// Returns the namespaces that the arena describes, with the number of their entry.
+///
+/// # Errors
+///
+/// [`Error::Media`] if the directory cannot be read.
 pub fn read_directory(medium: &dyn Medium) -> Result<Vec<(u64, NamespaceId, String)>, Error> {
     let mut bytes = [0; (layout::TABLE - layout::DIRECTORY) as usize];
     // What the medium cannot read of it is zeros: entries that are not used.
@@ -151,7 +166,7 @@ pub fn read_directory(medium: &dyn Medium) -> Result<Vec<(u64, NamespaceId, Stri
     Ok(entries)
 }
 
-/// Who opened the arena last, as far as its owner page says.
+/// Returns the process that opened the arena last, from the owner page.
 pub fn read_owner(medium: &dyn Medium) -> Option<owner::Owner> {
     let mut page = [0; owner::LEN];
     medium.read_at(layout::OWNER, &mut page).ok()?;

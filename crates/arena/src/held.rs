@@ -1,11 +1,12 @@
-//! Locks that nobody holds while a medium is waited for, and calls that would rather not wait.
+//! Locks that must not be held during I/O on a medium, and lookups that do not wait for locks.
 //!
-//! Debug builds count, for each thread, how many of these locks it holds; whatever writes to a
-//! medium or syncs it says so ([`may_wait`]), and panics where one is held. So every test is a
-//! test of that.
+//! Debug builds count, per thread, how many of these locks it holds. Code that writes to a medium
+//! or syncs it calls [`may_wait`], which panics if the thread holds one. So every test checks this
+//! rule.
 //!
-//! A caller that holds something precious itself, Python's interpreter lock, asks [`at_once`]: what
-//! finds a lock taken leaves it, and the caller asks again once it may wait.
+//! A caller that itself holds an important lock, such as Python's interpreter lock, uses
+//! [`at_once`]. A lookup then skips locks that are taken, and the caller repeats it when it may
+//! wait.
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
@@ -16,8 +17,8 @@ use kvdepot_host::Condvar;
 use kvdepot_host::cpu::time_of_this_thread;
 use parking_lot::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
-/// Keys of a call that are handled before others who wait for the lock have it: some tens of
-/// microseconds. The simulator's calls are short ones.
+/// Number of keys of a call that are processed before waiting threads get the lock: some tens of
+/// microseconds. It is smaller in simulations.
 pub const TURN: usize = if cfg!(feature = "sim") { 3 } else { 64 };
 
 thread_local! {
@@ -38,11 +39,11 @@ enum Mode {
     Passed,
 }
 
-/// A lock under which no medium is waited for.
+/// A mutual exclusion lock that must not be held during I/O on a medium.
 #[derive(Default)]
 pub struct Mutex<T>(parking_lot::Mutex<T>);
 
-/// Holds it.
+/// A guard of [`Mutex`], which holds the lock.
 pub struct Guard<'a, T> {
     guard: MutexGuard<'a, T>,
     held: Option<Held>,
@@ -79,8 +80,9 @@ thread_local! {
     static WORK_HERE: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A unit of work: a lock taken, a key hashed, a block looked at or changed. Debug builds count
-/// them, so that tests can say how the work of a call grows.
+/// Counts a unit of work: a lock taken, a key hashed, a block examined or changed.
+///
+/// Only debug builds count them, so that tests can check how the work of a call grows.
 #[inline]
 pub fn worked() {
     if cfg!(debug_assertions) {
@@ -190,12 +192,12 @@ pub fn longest_hold(watch: bool) -> Duration {
 }
 
 impl<T> Mutex<T> {
-    /// A free one.
+    /// Creates a lock that is free.
     pub fn new(value: T) -> Mutex<T> {
         Mutex(parking_lot::Mutex::new(value))
     }
 
-    /// Waits for it.
+    /// Waits for the lock and takes it.
     pub fn lock(&self) -> Guard<'_, T> {
         Guard {
             guard: self.0.lock(),
@@ -207,23 +209,24 @@ impl<T> Mutex<T> {
         self.0.get_mut()
     }
 
-    /// Whether somebody holds it now.
+    /// Returns true if a thread holds the lock now.
     pub fn is_taken(&self) -> bool {
         self.0.is_locked()
     }
 }
 
-/// As [`Mutex`], of which several may hold it for reading.
+/// A reader-writer lock that must not be held during I/O on a medium.
 #[derive(Default)]
 pub struct RwLock<T>(parking_lot::RwLock<T>);
 
-/// Holds it for reading. Whoever has one asks for no other one of the same lock.
+/// A guard that holds the lock for reading. A thread that has one must not take another one of the
+/// same lock.
 pub struct ReadGuard<'a, T> {
     guard: RwLockReadGuard<'a, T>,
     _held: Held,
 }
 
-/// Holds it for a change.
+/// A guard that holds the lock for writing.
 pub struct WriteGuard<'a, T> {
     guard: RwLockWriteGuard<'a, T>,
     _held: Held,
@@ -234,7 +237,7 @@ impl<T> RwLock<T> {
         RwLock(parking_lot::RwLock::new(value))
     }
 
-    /// Waits for it, for reading.
+    /// Waits for the lock and takes it for reading.
     pub fn read(&self) -> ReadGuard<'_, T> {
         ReadGuard {
             guard: self.0.read(),
@@ -242,7 +245,8 @@ impl<T> RwLock<T> {
         }
     }
 
-    /// As [`RwLock::read`], for all keys of a call: nobody but those who change it waits for that.
+    /// Takes the lock for reading for all keys of a call. Only writers wait for such a guard, so it
+    /// may be held for longer.
     pub fn share(&self) -> ReadGuard<'_, T> {
         ReadGuard {
             guard: self.0.read(),
@@ -265,7 +269,7 @@ impl<T> RwLock<T> {
         })
     }
 
-    /// Waits for it, for a change.
+    /// Waits for the lock and takes it for writing.
     pub fn write(&self) -> WriteGuard<'_, T> {
         WriteGuard {
             guard: self.0.write(),
@@ -326,22 +330,22 @@ impl<T> Guard<'_, T> {
         self.held = Some(Held::new(true));
     }
 
-    /// Lets other threads have the lock before each key of a call that begins another turn; `at`
-    /// counts from the first.
+    /// Gives other threads the lock if key number `at` of a call begins a new turn ([`TURN`]).
+    /// Numbers start at 0.
     pub fn take_turns(&mut self, at: usize) {
         if at > 0 && at.is_multiple_of(TURN) {
             self.give_way();
         }
     }
 
-    /// Lets it go until `event`.
+    /// Releases the lock until `event` is notified.
     pub fn wait(&mut self, event: &Condvar) {
         self.held = None;
         event.wait(&mut self.guard);
         self.held = Some(Held::new(true));
     }
 
-    /// False when it was `end` before the event.
+    /// Releases the lock until `event` is notified. Returns false if `end` is reached first.
     pub fn wait_until(&mut self, event: &Condvar, end: Instant) -> bool {
         self.held = None;
         let timed_out = event.wait_until(&mut self.guard, end).timed_out();
@@ -366,18 +370,22 @@ impl<T> DerefMut for Guard<'_, T> {
     }
 }
 
-/// What follows may wait for a medium.
+/// Checks, in debug builds, that this thread may wait for a medium now.
+///
+/// # Panics
+///
+/// In debug builds, if the thread holds a lock of this module.
 #[inline]
 pub fn may_wait() {
     debug_assert_eq!(HELD.get(), 0, "a medium is waited for under a lock");
 }
 
-/// Looks something up (`contains`, `prefix`, `nearest`, `pin` of a namespace) without waiting
-/// for whoever is at work in an index. Where somebody is, the answer is `Err`, with what was found
-/// so far: good for nothing, but that pins in it must be ended.
+/// Runs a lookup (`contains`, `prefix`, `nearest`, `pin` of a namespace) without waiting for a
+/// thread that changes an index.
 ///
 /// # Errors
-/// The answer, where it is none.
+///
+/// The incomplete result, if a lock was taken. Discard it, but release the pins in it.
 pub fn at_once<T>(ask: impl FnOnce() -> T) -> Result<T, T> {
     /// Also where `ask` panics: else whatever this thread looks up later might be no answer.
     struct Restore;
@@ -395,8 +403,8 @@ pub fn at_once<T>(ask: impl FnOnce() -> T) -> Result<T, T> {
     }
 }
 
-/// For a question that would have to wait for something else than a lock: whether it passes on, so
-/// that its answer is none.
+/// Returns true if a lookup must skip a wait for something other than a lock; its result is then
+/// incomplete.
 #[must_use]
 pub fn passes() -> bool {
     if MODE.get() == Mode::Waits {
@@ -406,7 +414,8 @@ pub fn passes() -> bool {
     true
 }
 
-/// Whether what this thread has found so far is an answer: it has passed no lock that was taken.
+/// Returns true if the lookup of this thread has skipped nothing so far, so that its result is
+/// complete.
 pub fn is_answer() -> bool {
     MODE.get() != Mode::Passed
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::error::Error;
 use crate::medium::Medium;
 
-/// What lies at a path, whatever the path is called.
+/// The identity of a file or device, independent of its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inode {
     device: u64,
@@ -15,7 +15,7 @@ pub struct Inode {
 }
 
 impl Inode {
-    /// `None` where nothing is.
+    /// Returns the identity of the object at `path`, or `None` if nothing exists there.
     pub fn of(path: &Path) -> Option<Inode> {
         Some(Inode::from(&std::fs::metadata(path).ok()?))
     }

@@ -1,5 +1,5 @@
-//! Reading an arena without owning it: what `kvdepot ls`, `stat`, `verify` and `doctor` see,
-//! also while another process owns it.
+//! Read-only inspection of an arena, for `kvdepot ls`, `stat`, `verify` and `doctor`. It works also
+//! while another process owns the arena.
 
 mod file;
 
@@ -32,7 +32,7 @@ const PAUSES: [Duration; 3] = [
     Duration::from_millis(10),
 ];
 
-/// An arena opened for reading only.
+/// An arena that is open for reading only.
 pub struct Inspection {
     path: PathBuf,
     mapping: Arc<Mapping>,
@@ -44,25 +44,26 @@ pub struct Inspection {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Listed {
-    /// Its slot in the record table.
+    /// Slot in the record table.
     pub slot: u32,
-    /// Its record.
+    /// Record of the block.
     pub record: Record,
 }
 
-/// What a verification found.
+/// The result of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Verified {
-    /// Blocks that the arena says it holds; fewer were checked when `progress` ended it early.
+    /// Number of blocks that the arena lists. Fewer were checked if `progress` ended the
+    /// verification early.
     pub blocks: u64,
-    /// Blocks whose payload matches its checksum.
+    /// Number of blocks whose payload matches its checksum.
     pub sound: u64,
-    /// Blocks that do not verify.
+    /// Blocks that failed verification.
     pub bad: Vec<Listed>,
-    /// Blocks that changed while they were read: a running owner evicted or replaced them.
+    /// Number of blocks that a running owner evicted or replaced while they were read.
     pub changed: u64,
-    /// Record slots that hold bytes that are no record.
+    /// Record slots with bytes that are not a record.
     pub damaged_records: Vec<u32>,
 }
 
@@ -70,19 +71,24 @@ impl Inspection {
     /// Maps the arena read-only and reads its superblock.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] when it is no arena, [`Error::Media`] when it cannot be opened.
+    ///
+    /// [`Error::Corrupt`] if it is not an arena, [`Error::Media`] if it cannot be opened.
     pub fn open(path: &Path) -> Result<Inspection, Error> {
         let corrupt = |reason: String| Error::Corrupt {
             path: path.into(),
             reason,
         };
         let mapping = Mapping::open(path, Access::ReadOnly).map_err(|error| match error {
-            kvdepot_media::Error::TooSmall { .. } => corrupt("it is empty, and no arena".into()),
+            kvdepot_media::Error::TooSmall { .. } => {
+                corrupt("it is empty; it is not a kvdepot arena".into())
+            }
             other => other.into(),
         })?;
         if mapping.len() < CAPACITY_MIN {
             let has = size::show(mapping.len());
-            return Err(corrupt(format!("it has {has}, and is no arena")));
+            return Err(corrupt(format!(
+                "it is too small ({has}) to be a kvdepot arena"
+            )));
         }
         let superblock = read_superblock(path, &mapping)?;
         let layout = Layout {
@@ -101,35 +107,37 @@ impl Inspection {
         })
     }
 
-    /// The arena's path.
+    /// Returns the path of the arena.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Bytes that the medium has: more than the arena's capacity, or less when it was truncated.
+    /// Returns the length of the medium in bytes. It may exceed the arena's capacity, and is
+    /// smaller if the medium was truncated.
     #[must_use]
     pub fn medium_bytes(&self) -> u64 {
         self.mapping.len()
     }
 
-    /// What it lies on.
+    /// Returns the kind of the medium.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.mapping.kind()
     }
 
-    /// The superblock in force.
+    /// Returns the superblock in use.
     #[must_use]
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
     }
 
-    /// The offsets of superblocks that are damaged: one of the two is no loss, and the next owner
-    /// writes it anew.
+    /// Returns the offsets of damaged superblocks. One damaged copy loses no data; the next owner
+    /// rewrites it.
     ///
     /// # Errors
-    /// [`Error::Media`].
+    ///
+    /// [`Error::Media`] if the medium cannot be read.
     pub fn damaged_superblocks(&self) -> Result<Vec<u64>, Error> {
         let mut dead = Vec::new();
         for pause in PAUSES {
@@ -142,7 +150,7 @@ impl Inspection {
         Ok(dead)
     }
 
-    /// Who opened it last, and whether somebody owns it now.
+    /// Returns the process that opened the arena last, and whether a process owns it now.
     #[must_use]
     pub fn owner(&self) -> (Option<Owner>, bool) {
         let held = self.mapping.fd().and_then(|fd| lock::is_locked(fd, 0));
@@ -150,17 +158,20 @@ impl Inspection {
         (read_owner(&self.mapping), held)
     }
 
-    /// Processes that worked for an earlier owner and may still write to it, as far as they can be
-    /// seen: a new owner stores nothing before they have ended. It looks at all processes.
+    /// Returns the visible processes that worked for an earlier owner and may still write to the
+    /// arena.
+    ///
+    /// A new owner stores nothing before they have exited. The call inspects all processes.
     #[must_use]
     pub fn orphans(&self) -> Vec<Holder> {
         orphans_of(&self.mapping)
     }
 
-    /// The namespaces that describe themselves in it.
+    /// Returns the namespaces with a description in the arena.
     ///
     /// # Errors
-    /// [`Error::Media`].
+    ///
+    /// [`Error::Media`] if the medium cannot be read.
     pub fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>, Error> {
         let entries = read_directory(&self.mapping)?;
         Ok(entries
@@ -169,10 +180,11 @@ impl Inspection {
             .collect())
     }
 
-    /// The live blocks by the rules of recovery, oldest first, and the damaged slots.
+    /// Returns the live blocks by the rules of recovery, oldest first, and the damaged slots.
     ///
     /// # Errors
-    /// [`Error::Media`].
+    ///
+    /// [`Error::Media`] if the medium cannot be read.
     pub fn blocks(&self) -> Result<(Vec<Listed>, Vec<u32>), Error> {
         let survey = survey(&self.mapping, self.layout, &self.superblock.uuid)?;
         let served = judge(&survey.records);
@@ -223,11 +235,13 @@ impl Inspection {
         Ok(Record::decode(&bytes, seed))
     }
 
-    /// Reads every payload. `progress` is called with the bytes read so far and all there are,
-    /// and returns whether to go on.
+    /// Reads and verifies every payload.
+    ///
+    /// `progress` gets the bytes read so far and the total, and returns false to stop.
     ///
     /// # Errors
-    /// [`Error::Media`].
+    ///
+    /// [`Error::Media`] if the medium cannot be read.
     pub fn verify(
         &self,
         copier: &Copier,

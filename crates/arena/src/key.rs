@@ -9,8 +9,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// What the hash before the first block's begins with.
 const CHAIN: &[u8] = b"kvdepot keys 1";
 
-/// The 32 bytes that identify a block's tokens and everything before them: a chained hash,
-/// usually the engine's own.
+/// The 32 bytes that identify a block's tokens and all tokens before them: a chained hash, usually
+/// computed by the engine.
 #[derive(
     Clone,
     Copy,
@@ -29,39 +29,43 @@ const CHAIN: &[u8] = b"kvdepot keys 1";
 pub struct Key(pub [u8; Key::LEN]);
 
 impl Key {
-    /// Bytes of a key.
+    /// Size of a key in bytes.
     pub const LEN: usize = 32;
 
-    /// The keys in one contiguous buffer.
+    /// Splits one contiguous buffer into keys.
     ///
     /// # Errors
-    /// [`crate::Error::Input`] when the length is not a multiple of 32.
+    ///
+    /// [`crate::Error::Input`] if the length is not a multiple of 32.
     pub fn many(bytes: &[u8]) -> Result<Vec<Key>, crate::Error> {
         let (keys, rest) = bytes.as_chunks::<{ Key::LEN }>();
         if !rest.is_empty() {
             return Err(crate::Error::input(
                 "keys",
                 format!("a buffer of {} bytes", bytes.len()),
-                "32 bytes a key, one after the other",
+                "32 bytes per key, concatenated",
             ));
         }
         Ok(keys.iter().map(|key| Key(*key)).collect())
     }
 
-    /// The keys of a prompt, one for each full block of `block_tokens` tokens: the SHA-256 of the
-    /// key before and the block's tokens as little-endian u32. Before the first comes the SHA-256
-    /// of `kvdepot keys 1` and `salt`, which is for all that the bytes depend on beside the
-    /// namespace and the tokens, such as an image or a tenant.
+    /// Returns the keys of a prompt, one per full block of `block_tokens` tokens.
+    ///
+    /// A key is the SHA-256 of the previous key and of the block's tokens as little-endian u32. The
+    /// first block uses the SHA-256 of `kvdepot keys 1` and `salt` as its previous key. `salt`
+    /// covers everything else that determines the bytes besides the namespace and the tokens, such
+    /// as an image or a tenant.
     ///
     /// # Errors
-    /// [`crate::Error::Input`] when `block_tokens` is 0.
+    ///
+    /// [`crate::Error::Input`] if `block_tokens` is 0.
     pub fn chain(
         tokens: &[u32],
         block_tokens: usize,
         salt: &[u8],
     ) -> Result<Vec<Key>, crate::Error> {
         if block_tokens == 0 {
-            let allowed = "the tokens of a block, at least 1";
+            let allowed = "tokens per block, at least 1";
             return Err(crate::Error::input("block_tokens", 0, allowed));
         }
         let first = Sha256::new().chain_update(CHAIN).chain_update(salt);
@@ -90,7 +94,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// The 16-byte digest of what makes a namespace: part of every stored identity.
+/// The 16-byte digest of a namespace, a part of every stored identity.
 #[derive(
     Clone,
     Copy,
@@ -122,12 +126,12 @@ impl fmt::Display for NamespaceId {
     }
 }
 
-/// A block's whole name: the same key in another namespace is another block.
+/// The full name of a block. The same key in another namespace is another block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Identity {
-    /// The namespace's digest.
+    /// Digest of the namespace.
     pub namespace: NamespaceId,
-    /// The key inside it.
+    /// Key in the namespace.
     pub key: Key,
 }
 

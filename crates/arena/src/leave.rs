@@ -11,43 +11,44 @@ use crate::key::{Key, NamespaceId};
 use crate::place::{Token, Wanted};
 use crate::refused::{Cause, Refused};
 
-/// Room of an arena that can be written.
+/// The free space of an arena that can be written.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
-    /// Bytes not allocated.
+    /// Free space in bytes.
     pub free: u64,
-    /// Records that are not in use.
+    /// Number of free records.
     pub vacant: u64,
-    /// Bytes that eviction frees in one go.
+    /// Number of bytes that one eviction frees.
     pub ahead: u64,
-    /// Whether the block that asks would fit as it is; the caller says.
+    /// True if the requested block fits without an eviction; the caller sets it.
     pub fits: bool,
-    /// When its least recently used block was used, of those that can be evicted.
+    /// Stamp of the least recently used block that can be evicted, if there is one.
     pub oldest: Option<u64>,
 }
 
-/// What a device is doing.
+/// The state of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Nothing is written to it any more.
+    /// True if the device is draining: nothing is written to it.
     pub leaving: bool,
-    /// Its medium has failed.
+    /// True if the medium has failed.
     pub failed: bool,
-    /// Nothing is stored, pinned or being written, and nobody is at work there.
+    /// True if no block is stored, pinned or being written, and no operation is in progress.
     pub empty: bool,
-    /// Blocks that are pinned.
+    /// Number of pinned blocks.
     pub pinned: u64,
-    /// Blocks that are being written.
+    /// Number of blocks that are being written.
     pub reserved: u64,
 }
 
 impl Arena {
-    /// Whether blocks are no longer written here. The tier holds its `placing` lock.
+    /// Starts (`true`) or stops draining the device: while it drains, no blocks are written to it.
+    /// The tier holds its `placing` lock.
     pub fn set_leaving(&self, leaving: bool) {
         self.leaving.store(leaving, Ordering::Release);
     }
 
-    /// What it is doing.
+    /// Returns the state of the device.
     pub fn device(&self) -> Device {
         let state = self.state.lock();
         let (pinned, reserved) = (self.index.pinned(), state.reserved.len());
@@ -61,7 +62,7 @@ impl Arena {
         }
     }
 
-    /// Blocks that were ever published here, while it has been open.
+    /// Returns the number of blocks that were published here since the arena was opened.
     pub fn stored_blocks(&self) -> u64 {
         self.counters.stored_blocks.load(Ordering::Relaxed)
     }
@@ -71,7 +72,8 @@ impl Arena {
         self.medium.load().losses() > 0 && self.is_lost(0, self.opened.data)
     }
 
-    /// Why nothing can be written here now, if nothing can.
+    /// Returns the reason for which nothing can be written here now, or `None` if writes are
+    /// possible.
     pub fn closed_to_writes(&self) -> Option<Cause> {
         if self.leaving.load(Ordering::Acquire) {
             return Some(Cause::Leaving);
@@ -79,7 +81,7 @@ impl Arena {
         self.orphans()
     }
 
-    /// `None` where nothing can be written now.
+    /// Returns the free space, or `None` if nothing can be written now.
     pub fn room(&self) -> Option<Room> {
         if self.closed_to_writes().is_some() || self.has_failed() {
             return None;
@@ -101,8 +103,10 @@ impl Arena {
         })
     }
 
-    /// Answers the keys that are published or being written here. The published ones are pinned,
-    /// so that the rest of their prompt does not evict them, and noted in `pinned`.
+    /// Fills `answers` for the keys that are published or being written here.
+    ///
+    /// Published blocks are pinned, so that the later blocks of their prompt do not evict them.
+    /// Their tokens are added to `pinned`.
     pub fn known(
         &self,
         namespace: NamespaceId,
@@ -129,7 +133,7 @@ impl Arena {
         });
     }
 
-    /// Answers the keys that are being written here.
+    /// Fills `answers` for the keys that are being written here.
     pub fn reserved(
         &self,
         namespace: NamespaceId,
@@ -177,7 +181,7 @@ impl Arena {
         }
     }
 
-    /// What is published, the block that was used last at the end.
+    /// Returns the published blocks in order of their last use, the most recent one last.
     pub fn by_use(&self) -> Vec<Token> {
         let mut live: Vec<(u64, u32, u64)> = Vec::new();
         self.index.walk(|slot, entry| {
@@ -194,7 +198,8 @@ impl Arena {
         live.into_iter().map(token).collect()
     }
 
-    /// Those of this arena's published blocks that one of the others has, too; some at a time.
+    /// Returns the published blocks of this arena that one of `others` has, too. It releases its
+    /// locks from time to time.
     pub fn doubles(&self, others: &[Arc<Arena>]) -> Vec<Token> {
         let mut doubles = Vec::new();
         let mut at = Some(0);
@@ -225,13 +230,13 @@ impl Arena {
         doubles
     }
 
-    /// Unpublishes blocks that another device has now. Pinned ones stay where they are until the
-    /// last pin ends.
+    /// Unpublishes blocks that another device has now. Pinned blocks keep their space until their
+    /// last pin is released.
     pub fn hand_over(&self, tokens: &[Token]) {
         self.drop_blocks(tokens, true);
     }
 
-    /// Evicts those of these blocks that nobody has pinned; how many.
+    /// Evicts those of these blocks that are not pinned. Returns the number of evicted blocks.
     pub fn evict_these(&self, tokens: &[Token]) -> usize {
         let mut count = 0;
         for some in tokens.chunks(BATCH) {

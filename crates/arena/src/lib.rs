@@ -1,7 +1,8 @@
-//! One contiguous medium: format, records, index, allocator, eviction, recovery, owner.
+//! Arenas: one contiguous medium with format, records, index, allocator, eviction, recovery and
+//! owner.
 //!
-//! An [`Arena`] says where in its medium a block goes and which blocks there are. It moves no
-//! payload: whoever reserved an extent fills it, then commits.
+//! An [`Arena`] chooses the position of each block in its medium and keeps an index of its blocks.
+//! It does not move payloads: a caller reserves extents, fills them and then commits.
 
 #![forbid(unsafe_code)]
 

@@ -7,12 +7,13 @@ use crate::index::Stage;
 use crate::key::{Key, NamespaceId};
 use crate::roll::{Departed, Notes, Share};
 
-/// What devices that are gone had noted for their listeners, as much for each as one device keeps.
+/// The removal logs of devices that are gone, with the same limit per listener as the log of one
+/// device.
 #[derive(Default)]
 pub struct Legacy(Vec<Notes>);
 
 impl Legacy {
-    /// Takes what a device has noted that nothing leaves any more.
+    /// Takes over the removal logs of `arena`, which no longer removes blocks.
     pub fn inherit(&mut self, arena: &Arena) {
         for notes in std::mem::take(&mut arena.state.lock().roll.notes) {
             let known = self.0.iter_mut().find(|one| one.listener == notes.listener);
@@ -23,7 +24,7 @@ impl Legacy {
         }
     }
 
-    /// As [`Arena::departed`].
+    /// Returns the removed blocks for this listener; see [`Arena::departed`].
     pub fn departed(&mut self, listener: u64) -> Departed {
         let mut mine = self.0.extract_if(.., |one| one.listener == listener);
         mine.next()
@@ -33,9 +34,11 @@ impl Legacy {
 }
 
 impl Arena {
-    /// Looks at `glance` slots from `slot` on, and adds the published blocks of a namespace among
-    /// them with their bytes, until there are `limit`. The first slot that was not looked at;
-    /// `None` behind the last one.
+    /// Examines `glance` slots from `slot` on and adds the published blocks of a namespace to
+    /// `blocks`, with their sizes in bytes.
+    ///
+    /// It stops when `blocks` has `limit` entries. Returns the first slot that was not examined, or
+    /// `None` after the last slot.
     pub fn glance(
         &self,
         namespace: NamespaceId,
@@ -52,7 +55,8 @@ impl Arena {
         })
     }
 
-    /// What each namespace has that has blocks here, or had some lately.
+    /// Returns the number of blocks and bytes per namespace, for namespaces that have blocks here
+    /// or had some recently.
     pub fn shares(&self) -> Vec<(NamespaceId, Share)> {
         let state = self.state.lock();
         let shares = &state.roll.shares;
@@ -61,7 +65,11 @@ impl Arena {
         each.map(|(id, number)| (id, share(number))).collect()
     }
 
-    /// What the arena's directory says of its namespaces.
+    /// Returns the descriptions of namespaces in the arena's directory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Media`] if the directory cannot be read.
     pub fn descriptions(&self) -> Result<Vec<(NamespaceId, String)>, Error> {
         if self.table.is_none() {
             return Ok(Vec::new());
@@ -70,14 +78,15 @@ impl Arena {
         Ok(entries.map(|(_, id, text)| (id, text)).collect())
     }
 
-    /// The blocks unpublished since this listener's last call; noted from its first call on, at
-    /// most the last `limit` of them.
+    /// Returns the blocks that were unpublished since this listener's last call.
+    ///
+    /// The log starts with the listener's first call and keeps at most the last `limit` blocks.
     pub fn departed(&self, listener: u64, limit: usize) -> Departed {
         let mut state = self.state.lock();
         Notes::ask(&mut state.roll.notes, listener, limit)
     }
 
-    /// Notes what leaves from now on for whoever listens to another device of the tier.
+    /// Starts removal logs here for all listeners of `other`, another device of the tier.
     pub fn listen_like(&self, other: &Arena) {
         let listeners = {
             let state = other.state.lock();
@@ -88,7 +97,7 @@ impl Arena {
         self.state.lock().roll.notes = listeners;
     }
 
-    /// Notes nothing for this listener any more.
+    /// Ends the removal log of this listener.
     pub fn forget_listener(&self, listener: u64) {
         let notes = &mut self.state.lock().roll.notes;
         notes.retain(|notes| notes.listener != listener);

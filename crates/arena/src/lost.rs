@@ -21,7 +21,7 @@ impl Arena {
             path,
             offset,
             len,
-            "the medium failed; these bytes are not used again while the arena is open"
+            "medium error: range excluded while the arena is open"
         );
     }
 

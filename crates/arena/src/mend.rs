@@ -38,7 +38,7 @@ impl Arena {
         tracing::warn!(
             path,
             records = places.len(),
-            "records that a crash tore, or rot, are empty now"
+            "cleared torn or corrupt records"
         );
     }
 }

@@ -32,7 +32,7 @@ use crate::roll::Roll;
 use crate::stats::Counters;
 use crate::{held, size};
 
-/// A medium that is this depot's, and whose records have not been read yet.
+/// A medium that this depot owns and whose records have not been read yet.
 pub struct Acquired {
     name: &'static str,
     number: u32,
@@ -48,7 +48,12 @@ pub struct Acquired {
 }
 
 impl Acquired {
-    /// The second half of [`Arena::open`].
+    /// Reads the records: the second half of [`Arena::open`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Media`] if the medium cannot be read, [`Error::Corrupt`] if it is not valid or was
+    /// removed.
     pub fn read(self) -> Result<(Arena, Opening), Error> {
         let (medium, superblock) = (self.medium, self.superblock);
         let layout = Layout {
@@ -70,7 +75,7 @@ impl Acquired {
                 path = %self.path.display(),
                 capacity = %size::show(layout.capacity),
                 medium = %size::show(medium.len()),
-                "the arena was truncated: blocks beyond its end are misses"
+                "arena file is truncated: blocks after its end are misses"
             );
         }
         let mut state = State::new(found.pool, layout.records as u32, first);
@@ -85,7 +90,7 @@ impl Acquired {
             uuid: superblock.uuid,
             inode: Inode::of(&self.path).ok_or_else(|| Error::Corrupt {
                 path: self.path.clone(),
-                reason: "it was removed while it was being opened".into(),
+                reason: "the file was removed while it was being opened".into(),
             })?,
             path: self.path,
             fresh: Mutex::new(self.fresh),
@@ -118,7 +123,12 @@ impl Acquired {
 }
 
 impl Arena {
-    /// Refuses a capacity that [`Arena::volatile`] would.
+    /// Checks that [`Arena::volatile`] would accept a capacity.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if the capacity is too small or exceeds the memory that this process may
+    /// use.
     pub fn check_volatile(name: &str, capacity: u64) -> Result<(), Error> {
         let refused = |allowed: String| {
             let field = format!("{}.capacity", name.to_ascii_lowercase());
@@ -129,14 +139,18 @@ impl Arena {
         }
         match limits::memory_allowed() {
             Ok(memory) if capacity > memory => refused(format!(
-                "at most the {} of memory that this process may use",
+                "at most {}, the memory that this process may use",
                 size::show(memory)
             )),
             _ => Ok(()),
         }
     }
 
-    /// An arena in memory that dies with the process.
+    /// Creates an arena of `capacity` bytes in memory, which does not survive the process.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] if the capacity is not allowed or the memory cannot be mapped.
     pub fn volatile(name: &'static str, number: u32, capacity: u64) -> Result<Arena, Error> {
         Arena::check_volatile(name, capacity)?;
         let capacity = capacity / GRANULE * GRANULE;
@@ -145,7 +159,7 @@ impl Arena {
             Error::config(
                 field,
                 size::show(capacity),
-                format!("memory that the system can map ({error})"),
+                format!("an amount of memory that the system can map (mmap failed: {error})"),
             )
         })?;
         // Slots are cheap here: one for each granule that a block could begin at.
@@ -175,9 +189,15 @@ impl Arena {
         })
     }
 
-    /// Refuses a medium that [`Arena::open`] would, and changes nothing. What a process owns is
-    /// not looked into: that is its own affair, and may be ours by the time it is opened. What it
-    /// would take of a disk is promised to it.
+    /// Checks that [`Arena::open`] would accept a medium, without a change.
+    ///
+    /// A medium that another process owns is not examined, because it may be free by the time it is
+    /// opened. Disk space that a new arena would need is added to `promised`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Config`] for options that the medium does not allow, [`Error::Corrupt`] if it is
+    /// not an arena, [`Error::Media`].
     pub fn check(
         path: &Path,
         config: &Options,
@@ -205,8 +225,16 @@ impl Arena {
         }
     }
 
-    /// Opens the arena on a device or file as its owner, making it when the file is missing.
-    /// `field` names an option in errors. Its blocks have to be [ranked](Arena::rank) then.
+    /// Opens the arena on a device or file as its owner, and creates it if the file is missing.
+    ///
+    /// `named` is the name of the tier and the number of the device. `field` returns the full name
+    /// of an option for errors. `lock_wait` is the maximum time to wait for another owner.
+    /// Afterwards call [`Arena::rank`] to order the blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Locked`] if another process owns the arena, [`Error::Config`] for options that the
+    /// medium does not allow, [`Error::Corrupt`] if it is not an arena, [`Error::Media`].
     pub fn open(
         named: (&'static str, u32),
         path: &Path,
@@ -217,8 +245,14 @@ impl Arena {
         Arena::acquire(named, path, config, field, lock_wait)?.read()
     }
 
-    /// The first half of [`Arena::open`], which may wait for another owner, and is done by the
-    /// thread that was asked: a signal ends its wait.
+    /// Takes ownership of a medium: the first half of [`Arena::open`].
+    ///
+    /// It may wait for another owner. Call it in the thread of the caller, so that a signal can end
+    /// the wait.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Arena::open`], and [`Error::Interrupted`] if a signal ends the wait.
     pub fn acquire(
         (name, number): (&'static str, u32),
         path: &Path,
@@ -256,15 +290,15 @@ impl Arena {
                 tracing::info!(
                     path = %path.display(),
                     medium = %size::show(medium.len()),
-                    "a new medium: it holds zeros, and becomes an arena"
+                    "medium contains only zeros; creating a new arena"
                 );
             }
             if !lock.alone(medium.as_ref()) {
                 return Err(Error::config(
                     field("path"),
                     path.display(),
-                    "a medium for a new arena once the processes that worked for its last owner \
-                     have ended",
+                    "a medium without writers: workers of the last owner of the arena are still \
+                     running; end them first",
                 ));
             }
             // Before anything of the old content is gone.
@@ -282,7 +316,8 @@ impl Arena {
         }
         for at in dead_superblocks(medium.as_ref(), &superblock)? {
             // Into the place of the one that is dead.
-            tracing::warn!(path = %path.display(), at, "a superblock was damaged, and is written anew");
+            tracing::warn!(path = %path.display(), at, "damaged superblock restored from the \
+                                                        other copy");
         }
         let superblock = advance(medium.as_ref(), superblock)?;
         write_owner(medium.as_ref(), "")?;
@@ -300,7 +335,8 @@ impl Arena {
         })
     }
 
-    /// Has its blocks used just now, by the order of their sequences, before anybody else sees it.
+    /// Gives each block a time of use, in the order of their sequences. Call it before other
+    /// threads use the arena.
     pub fn rank(&mut self, uses: &Uses) {
         self.index.rank(uses);
         self.state.get_mut().order = Order::of(&self.index);
@@ -317,8 +353,8 @@ fn make_private(
     let before = medium.opened().make_private();
     if let Some(before) = before.map_err(|error| open_error(path, error, field))? {
         tracing::warn!(path = %path.display(), before = format!("{before:04o}"),
-            "the arena could be written by others, its mode is now 0600 (the fsGroup of a pod changes \
-             it at each start, unless fsGroupChangePolicy is OnRootMismatch)");
+            "arena file was writable by other users; mode changed to 0600 (a pod's fsGroup \
+             changes it at each start, unless fsGroupChangePolicy is OnRootMismatch)");
     }
     Ok(())
 }
@@ -339,7 +375,8 @@ fn check_capacity(
         return Err(Error::Corrupt {
             path: path.into(),
             reason: format!(
-                "it was truncated to {}, inside the record table; set format: true to start anew",
+                "it was truncated to {}, inside the record table; set format: true to create a new \
+                 arena (the content is lost)",
                 size::show(medium.len())
             ),
         });
@@ -349,8 +386,8 @@ fn check_capacity(
             field("capacity"),
             size::show(asked),
             format!(
-                "{}, which the arena {} has (leave the option out, or set format: force to make \
-                 a new one)",
+                "{}, the size of the existing arena {} (omit the option, or set format: force to \
+                 create a new arena; its content is lost)",
                 size::show(superblock.capacity),
                 path.display()
             ),

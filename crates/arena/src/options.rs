@@ -1,54 +1,56 @@
 //! What a new arena is to be, and how it keeps its word.
 
-/// What an acknowledged block outlives.
+/// The failures that an acknowledged block survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Durability {
-    /// The process, killed at any instruction.
+    /// The end of the process, including a kill at any instruction.
     #[default]
     Process,
-    /// A power cut too.
+    /// Also a power loss.
     Power,
 }
 
-/// What becomes of a medium that holds something.
+/// The treatment of an existing medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Format {
-    /// It is opened, or refused if it is no arena. One of zeros becomes an arena.
+    /// Open it, or reject it if it is not an arena. A medium of zeros becomes an arena.
     #[default]
     Never,
-    /// It becomes a new arena, unless it is a sound one.
+    /// Create a new arena, unless the medium has a valid one.
     Once,
-    /// It becomes a new arena.
+    /// Create a new arena.
     Always,
 }
 
-/// How a medium is read and written.
+/// The method of reading and writing a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Access {
-    /// As memory, where it is mapped: files and DAX devices.
+    /// Mapped into memory; for files and DAX devices.
     #[default]
     Mapped,
-    /// By calls, past the page cache where the file system can: files, which need no addresses.
+    /// System calls that bypass the page cache, if the file system supports that; for files,
+    /// without addresses.
     Direct,
 }
 
-/// How one medium is opened.
+/// Options for opening one medium.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Options {
-    /// Bytes of the medium.
+    /// Size of the medium in bytes.
     pub capacity: Option<u64>,
-    /// Entries of a new arena's record table.
+    /// Number of entries in the record table of a new arena.
     pub records: Option<u64>,
-    /// What acknowledged blocks outlive.
+    /// Failures that acknowledged blocks survive.
     pub durability: Durability,
-    /// Whether to make a new arena of what is there.
+    /// Treatment of an existing medium.
     pub format: Format,
-    /// How the medium is read and written; what stands there is the same.
+    /// Method of reading and writing the medium. The format on the medium is the same for all
+    /// methods.
     pub access: Access,
-    /// Owners of this host that each make such an arena: a new one without a capacity takes so
-    /// small a part of the usual share of the free disk. 0 is 1.
+    /// Number of owners on this host that each create such an arena; 0 counts as 1. A new arena
+    /// without a capacity gets that part of the usual share of the free disk space.
     pub sharers: u64,
 }

@@ -16,7 +16,8 @@ use crate::inode::Inode;
 use crate::owner_lock::{OwnerLock, other_writers};
 use crate::refused::Cause;
 
-/// How a depot left a medium that only its own workers could write.
+/// A record of a clean end of ownership, after which only workers of this depot could write the
+/// medium.
 #[derive(Clone, Copy, Debug)]
 pub struct Parting {
     uuid: [u8; 16],
@@ -24,13 +25,15 @@ pub struct Parting {
 }
 
 impl Arena {
-    /// What tells its file from others.
+    /// Returns the identity of its file or device; `None` for memory.
     pub fn inode(&self) -> Option<Inode> {
         self.table.as_ref().map(|table| table.inode)
     }
 
-    /// What is known of a medium that this depot lets go while nobody works on it: whoever of its
-    /// workers still has it has nothing to write there. `None` where others might.
+    /// Returns a record of the end of ownership, if workers that still have the medium have nothing
+    /// to write there.
+    ///
+    /// Returns `None` if other processes might still write.
     pub fn parting(&self) -> Option<Parting> {
         let table = self.table.as_ref()?;
         self.orphans().is_none().then(|| Parting {
@@ -39,8 +42,10 @@ impl Arena {
         })
     }
 
-    /// Whether this depot was the last that had this medium, which it left so; its workers do not
-    /// count as another's then.
+    /// Returns true if this depot was the last owner of the medium and left it as `parting`
+    /// describes.
+    ///
+    /// Its own workers then do not count as those of another owner.
     pub fn comes_back(&self, parting: &Parting) -> bool {
         let Some(table) = &self.table else {
             return false;
@@ -54,7 +59,7 @@ impl Arena {
         same
     }
 
-    /// A file that this opening has made stays, whatever happens.
+    /// Keeps the file that this opening has created, also if the opening fails later.
     pub fn keep(&self) {
         if let Some(table) = &self.table
             && let Some(fresh) = table.fresh.lock().take()
@@ -63,7 +68,8 @@ impl Arena {
         }
     }
 
-    /// Lets the next owner in. Nothing may be written afterwards.
+    /// Releases ownership of the medium, so that another process can open it. The arena must not be
+    /// written afterwards.
     pub fn close(&self) {
         if let Some(table) = &self.table {
             self.close_orphans();
@@ -74,8 +80,10 @@ impl Arena {
         }
     }
 
-    /// Lets medium and index go, after the close of a depot that nobody uses any more but whose
-    /// namespaces are still kept. Pins and reservations that end later name nothing.
+    /// Releases the medium and the index of a closed depot that is no longer used but whose
+    /// namespaces still exist.
+    ///
+    /// Pins and reservations that end later have no effect.
     pub fn let_go(&self) {
         if self.last.set(self.stats()).is_err() {
             return;
@@ -91,7 +99,11 @@ impl Arena {
         self.index.let_go();
     }
 
-    /// Says in the owner page where the owner's socket is.
+    /// Writes the path of the owner's socket to the owner page.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Media`] if the page cannot be written.
     pub fn announce(&self, socket: &str) -> Result<(), Error> {
         if self.table.is_some() {
             write_owner(self.medium.load().as_ref().as_ref(), socket)
@@ -100,8 +112,16 @@ impl Arena {
         }
     }
 
-    /// A descriptor for a process that reads or writes this arena's medium, and whether no later
-    /// owner gives room to other blocks while that process has it.
+    /// Returns a descriptor for a process that reads or, with `write`, also writes this arena's
+    /// medium.
+    ///
+    /// The Boolean is true if no later owner can reuse space for other blocks while that process
+    /// has the descriptor.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Closed`] if the arena is closed. [`Error::Media`], [`Error::Host`] and
+    /// [`Error::Peer`] if a descriptor or its lock cannot be obtained.
     pub fn descriptor(&self, write: bool) -> Result<(LentFd, bool), Error> {
         let plain = |access| {
             let medium = self.medium.load();
@@ -141,7 +161,8 @@ impl Arena {
             orphans.pids.lock().clear();
             if orphans.named.load(Ordering::Relaxed) {
                 let path = table.path.display();
-                tracing::info!(%path, "nobody works for its previous owner any more");
+                tracing::info!(%path, "all workers of the previous owner have exited; writes \
+                                       enabled");
             }
             return None;
         }
@@ -159,7 +180,7 @@ impl Arena {
         }
     }
 
-    /// Whether there are orphans that nobody has been told of.
+    /// Returns true if workers of the previous owner prevent writes and have not been logged yet.
     pub fn has_unnamed_orphans(&self) -> bool {
         self.table.as_ref().is_some_and(|table| {
             let orphans = &table.orphans;
@@ -169,7 +190,7 @@ impl Arena {
         })
     }
 
-    /// Names them in the log, once. It looks at all processes.
+    /// Logs the workers of the previous owner, once. The call inspects all processes.
     pub fn name_orphans(&self) {
         let (Some(table), Some(_)) = (&self.table, self.orphans()) else {
             return;
@@ -178,14 +199,13 @@ impl Arena {
         let orphans = &table.orphans;
         let names: Vec<String> = found.iter().map(ToString::to_string).collect();
         let names = match names.is_empty() {
-            true => "not visible from here".into(),
+            true => "not visible from this process".into(),
             false => names.join(", "),
         };
         tracing::warn!(
             path = %table.path.display(),
             processes = names,
-            "processes that worked for its previous owner may still write to it: nothing is \
-             stored there before they have ended"
+            "workers of the previous owner are still running; writes disabled until they exit"
         );
         let first = found.first().map_or(0, |holder| holder.pid);
         orphans.first.store(first, Ordering::Relaxed);
@@ -193,7 +213,7 @@ impl Arena {
         orphans.named.store(true, Ordering::Relaxed);
     }
 
-    /// Those that are known, while they keep it from being written.
+    /// Returns the process IDs of known workers of the previous owner, while they prevent writes.
     pub fn orphan_pids(&self) -> Vec<u32> {
         match (&self.table, self.orphans()) {
             (Some(table), Some(_)) => table.orphans.pids.lock().clone(),

@@ -76,7 +76,7 @@ impl OwnerLock {
                 if !std::mem::replace(&mut told, true) {
                     let (pid, host) = name.map_or((0, String::new()), |name| (name.pid, name.host));
                     tracing::warn!(path = %path.display(), pid, host, lock_wait = ?wait,
-                        "the arena is in use: waiting for its owner to close it");
+                        "arena is in use; waiting for its owner to close it");
                 }
                 continue;
             }
@@ -153,7 +153,7 @@ impl OwnerLock {
         if !lock::lock_timeout(fd.fd()?, WRITERS_BYTE, Kind::Shared, Duration::from_secs(1))? {
             return Err(Error::Peer {
                 socket: "(here)".into(),
-                reason: "the writers' lock is held exclusively".into(),
+                reason: "another process holds the writers' lock exclusively".into(),
             });
         }
         Ok((fd, true))
@@ -175,8 +175,8 @@ pub(crate) fn other_writers(medium: &dyn Medium) -> Vec<Holder> {
     found
 }
 
-/// Those who worked for an earlier owner and may still write to this medium, as far as they can be
-/// seen from a process that does not own it.
+/// Returns the visible workers of an earlier owner that may still write to this medium. The calling
+/// process does not own the medium.
 pub fn orphans_of(medium: &dyn Medium) -> Vec<Holder> {
     let Ok(fd) = medium.opened().fd() else {
         return Vec::new();

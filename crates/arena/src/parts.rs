@@ -1,8 +1,9 @@
-//! Blocks in parts: what each rank of a split model contributes, and the table that binds them.
+//! Blocks with several parts: the contribution of each rank of a split model, and the table that
+//! binds them.
 //!
-//! A block of one part is its payload. A block of several ends in a table of 32 bytes a part
-//! (offset, length, checksum), and its record's checksum covers the table. Parts and table begin
-//! at multiples of 4 KiB of the payload, so that devices can write a part on its own.
+//! A block with one part is only its payload. A block with several parts ends with a table of 32
+//! bytes per part (offset, length, checksum), and the record's checksum covers the table. Parts and
+//! table start at multiples of 4 KiB in the payload, so that devices can write a part separately.
 
 use kvdepot_media::checksum::{self, Checksum, PartId};
 use kvdepot_media::{Buffer, PART_LEN_MAX};
@@ -16,7 +17,7 @@ use crate::key::Identity;
 use crate::medium::Medium;
 use crate::place::Place;
 
-/// Bytes of a table entry.
+/// Size of a table entry in bytes.
 pub const ENTRY: u64 = size_of::<Row>() as u64;
 /// Parts begin at multiples of it: pages, which devices and direct I/O ask for.
 const ALIGN: u64 = GRANULE;
@@ -24,15 +25,15 @@ const ALIGN: u64 = GRANULE;
 /// One part of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Where it begins in the payload.
+    /// Offset in the payload in bytes.
     pub offset: u64,
-    /// Its bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Of its bytes, seeded with the identity.
+    /// Checksum of the bytes, seeded with the identity.
     pub checksum: Checksum,
 }
 
-/// The parts of one block; nearly all have one, which costs no memory of its own.
+/// The parts of one block. Most blocks have one part, which needs no separate memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_enums,
@@ -41,7 +42,7 @@ pub struct Part {
 pub enum Parts {
     /// The whole block.
     One(Part),
-    /// One a rank.
+    /// One part per rank.
     Many(Vec<Part>),
 }
 
@@ -65,7 +66,7 @@ impl From<Vec<Part>> for Parts {
     }
 }
 
-/// The one part of a block that has no table.
+/// Returns the only part of a block without a table, or `None` for a block with several parts.
 pub fn single(place: &Place) -> Option<Parts> {
     let part = Part {
         offset: 0,
@@ -75,7 +76,7 @@ pub fn single(place: &Place) -> Option<Parts> {
     (place.parts == 1).then_some(Parts::One(part))
 }
 
-/// Bytes of a payload whose parts have these lengths, table included.
+/// Returns the payload length in bytes for parts of these lengths, including the table.
 pub fn payload_len(parts: &[u64]) -> u64 {
     match parts {
         [one] => *one,
@@ -87,7 +88,7 @@ fn table_offset(parts: &[u64]) -> u64 {
     parts.iter().map(|len| len.next_multiple_of(ALIGN)).sum()
 }
 
-/// The parts of a block about to be written, their checksums still zero.
+/// Returns the parts of a block that is to be written, with zero checksums.
 pub fn blank(parts: &[u64]) -> Vec<Part> {
     let mut offset = 0;
     let place = |len: &u64| {
@@ -103,12 +104,17 @@ pub fn blank(parts: &[u64]) -> Vec<Part> {
 }
 
 /// Checks the part lengths of a reservation.
+///
+/// # Errors
+///
+/// [`Error::Input`] for no parts or too many, for an empty part, or if the total length exceeds the
+/// maximum of a block.
 pub fn check(parts: &[u64]) -> Result<(), Error> {
     if parts.is_empty() || parts.len() > usize::from(PARTS_MAX) {
         return Err(Error::input(
             "parts",
             parts.len(),
-            format!("1 to {PARTS_MAX}"),
+            format!("1 to {PARTS_MAX} parts per block"),
         ));
     }
     if parts.contains(&0) {
@@ -126,7 +132,7 @@ pub fn check(parts: &[u64]) -> Result<(), Error> {
         return Err(Error::input(
             "lengths",
             total,
-            format!("at most {PART_LEN_MAX} bytes a block"),
+            format!("at most {PART_LEN_MAX} bytes per block"),
         ));
     }
     Ok(())
@@ -141,7 +147,7 @@ pub(crate) struct Row {
     pub(crate) checksum: [u8; 16],
 }
 
-/// The table's bytes.
+/// Returns the bytes of the table.
 pub fn encode(parts: &[Part]) -> Vec<u8> {
     let row = |part: &Part| Row {
         offset: part.offset.into(),
@@ -152,7 +158,7 @@ pub fn encode(parts: &[Part]) -> Vec<u8> {
     rows.as_bytes().to_vec()
 }
 
-/// The parts that a table names.
+/// Returns the parts in a table.
 pub fn decode(table: &[u8]) -> Vec<Part> {
     let (entries, _) = table.as_chunks::<{ size_of::<Row>() }>();
     let part = |entry: &[u8; size_of::<Row>()]| {
@@ -166,7 +172,7 @@ pub fn decode(table: &[u8]) -> Vec<Part> {
     entries.iter().map(part).collect()
 }
 
-/// What the checksum of a part is seeded with.
+/// Returns the seed for the checksum of a part.
 pub fn part_id(identity: &Identity, part: u32, parts: u16) -> PartId {
     PartId {
         namespace: identity.namespace.0,
@@ -176,7 +182,7 @@ pub fn part_id(identity: &Identity, part: u32, parts: u16) -> PartId {
     }
 }
 
-/// The record's checksum of a block with these parts.
+/// Returns the record's checksum for a block with these parts.
 pub fn record_checksum(identity: &Identity, parts: &[Part]) -> Checksum {
     match parts {
         [one] => one.checksum,
@@ -189,7 +195,7 @@ pub fn record_checksum(identity: &Identity, parts: &[Part]) -> Checksum {
     }
 }
 
-/// The bytes `[offset, offset + len)` of a payload as ranges of the arena.
+/// Returns the bytes `[offset, offset + len)` of a payload as ranges of the arena.
 pub fn ranges(extents: &Packed, offset: u64, len: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
     let (mut skip, mut left) = (offset, len);
     extents.iter().filter_map(move |(at, room)| {
@@ -201,7 +207,11 @@ pub fn ranges(extents: &Packed, offset: u64, len: u64) -> impl Iterator<Item = (
     })
 }
 
-/// Fills `buffers` with the same bytes.
+/// Fills `buffers` with the bytes `[offset, offset + len)` of a payload, for batches.
+///
+/// # Errors
+///
+/// [`Error::Media`] if a range exceeds the medium.
 pub fn buffers(
     medium: &dyn Medium,
     extents: &Packed,
@@ -219,7 +229,11 @@ pub fn buffers(
     Ok(())
 }
 
-/// Writes the table of a block in several parts to its place at the payload's end.
+/// Writes the table of a block with several parts to the end of its payload of `len` bytes.
+///
+/// # Errors
+///
+/// [`Error::Media`] if the table cannot be written.
 pub fn write_table(
     medium: &dyn Medium,
     extents: &Packed,
@@ -236,7 +250,7 @@ pub fn write_table(
     Ok(())
 }
 
-/// The parts of a published block; `None` when its table does not verify.
+/// Returns the parts of a published block, or `None` if its table fails verification.
 pub fn read(
     medium: &dyn Medium,
     identity: &Identity,
@@ -265,8 +279,8 @@ pub fn read(
     of_table(identity, &table, begin, checksum)
 }
 
-/// The parts that a table names, which begins at `begin` of the payload; `None` when it does not
-/// verify.
+/// Returns the parts in a table that starts at `begin` in the payload, or `None` if it fails
+/// verification.
 pub fn of_table(
     identity: &Identity,
     table: &[u8],
@@ -285,7 +299,7 @@ pub fn of_table(
     found.iter().all(inside).then_some(found)
 }
 
-/// The caller's bytes of a block with these parts.
+/// Returns the caller's bytes of a block with these parts.
 #[must_use]
 pub fn bytes(found: &[Part]) -> u64 {
     found.iter().map(|part| part.len).sum()

@@ -1,4 +1,4 @@
-//! How long a call waits for another process, and what ends that wait earlier.
+//! Interruptible waits for another process, with a deadline.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 
-/// Longest wait without a look at what may end it: whoever presses Ctrl-C sees no delay.
+/// Maximum time between two checks for an interruption, short enough for Ctrl-C.
 pub const SLICE: Duration = Duration::from_millis(20);
 
 /// Answers whether this thread's calls shall end: a signal has come, say.
@@ -16,9 +16,11 @@ thread_local! {
     static SIGNALLED: Cell<Option<Signalled>> = const { Cell::new(None) };
 }
 
-/// Runs calls of a served depot that end early once `signalled` answers true, with
-/// [`Error::Interrupted`](crate::Error::Interrupted) or as if nobody served there. It is asked
-/// every 20 ms while a call waits for its answer, on the thread that waits.
+/// Runs calls to a served depot that end early once `signalled` returns true.
+///
+/// The calls then return [`Error::Interrupted`](crate::Error::Interrupted), or the same result as
+/// without a server. `signalled` is called every 20 ms on the waiting thread while a call waits for
+/// its response.
 pub fn interruptible<T>(signalled: fn() -> bool, run: impl FnOnce() -> T) -> T {
     struct Restore(Option<Signalled>);
     impl Drop for Restore {
@@ -30,34 +32,38 @@ pub fn interruptible<T>(signalled: fn() -> bool, run: impl FnOnce() -> T) -> T {
     run()
 }
 
-/// Why a wait ends without what was waited for.
+/// The reason for which a wait ended without success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_enums,
     reason = "whoever asks has an answer for each"
 )]
 pub enum Why {
-    /// A signal came.
+    /// A signal interrupted the wait.
     Interrupted,
-    /// The time is over.
+    /// The wait timed out.
     Late,
 }
 
-/// One wait.
+/// A wait with a deadline, which a signal can interrupt.
 pub struct Wait {
     /// `None` when it is further away than clocks go.
     until: Option<Instant>,
 }
 
 impl Wait {
-    /// One that ends after `limit`.
+    /// Starts a wait that ends after `limit`.
     pub fn new(limit: Duration) -> Wait {
         Wait {
             until: clock::now().checked_add(limit),
         }
     }
 
-    /// Whether to wait another [`SLICE`].
+    /// Checks that the caller should wait for another [`SLICE`].
+    ///
+    /// # Errors
+    ///
+    /// The reason for which the wait ends.
     pub fn goes_on(&self) -> Result<(), Why> {
         if is_interrupted() {
             return Err(Why::Interrupted);
@@ -69,29 +75,29 @@ impl Wait {
     }
 }
 
-/// Whether this thread's calls shall end.
+/// Returns true if calls of this thread should end.
 pub fn is_interrupted() -> bool {
     SIGNALLED.get().is_some_and(|signalled| signalled())
 }
 
-/// A time limit that may become another.
+/// A time limit that can be changed while it is in use.
 pub struct Limit(AtomicU64);
 
 impl Limit {
-    /// One to begin with.
+    /// Creates a limit with an initial value.
     pub fn new(limit: Duration) -> Limit {
         let it = Limit(AtomicU64::new(0));
         it.set(limit);
         it
     }
 
-    /// Makes it another.
+    /// Changes the limit.
     pub fn set(&self, limit: Duration) {
         let millis = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
         self.0.store(millis, Ordering::Relaxed);
     }
 
-    /// What it is now.
+    /// Returns the present limit.
     pub fn get(&self) -> Duration {
         Duration::from_millis(self.0.load(Ordering::Relaxed))
     }

@@ -6,38 +6,40 @@ use crate::format::GRANULE;
 use crate::format::record::Packed;
 use crate::key::{Identity, Key};
 
-/// Names one reservation or pin: the slot may be reused, the device's sequences never are.
+/// A handle of one reservation or pin. A slot may be reused, but the sequences of a device never
+/// repeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token {
-    /// The arena's number in its depot.
+    /// Number of the arena in its depot.
     pub device: u32,
-    /// Its slot in the table.
+    /// Slot in the index.
     pub slot: u32,
-    /// The sequence of its record.
+    /// Sequence of the record.
     pub sequence: u64,
 }
 
-/// Where a block's bytes are inside an arena, and how to know them.
+/// The location of a block in an arena, with the values to verify it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Which one it is.
+    /// Handle of the reservation or pin.
     pub token: Token,
-    /// What it is.
+    /// Identity of the block.
     pub identity: Identity,
-    /// Where it lies in the medium.
+    /// Extents in the medium.
     pub extents: Packed,
-    /// Payload bytes, with a part table.
+    /// Length of the payload in bytes, including a part table.
     pub len: u64,
-    /// Parts of the block.
+    /// Number of parts of the block.
     pub parts: u16,
-    /// What its record says of the bytes.
+    /// Checksum from the record.
     pub checksum: Checksum,
-    /// When it was used last, in the depot's count of uses.
+    /// Stamp of the last use, in the depot's count of uses.
     pub stamp: u64,
 }
 
 impl Place {
-    /// A block of one part that lies nowhere yet: what a tier says of one fills in the rest.
+    /// Creates a location without extents for a block with one part. A tier fills in the other
+    /// fields.
     #[must_use]
     pub fn of(identity: Identity) -> Place {
         Place {
@@ -56,25 +58,26 @@ impl Place {
     }
 }
 
-/// A block that wants room.
+/// A request for the space of a block.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// Its key.
+    /// Key of the block.
     pub key: Key,
-    /// Payload bytes.
+    /// Length of the payload in bytes.
     pub len: u64,
-    /// Parts of the block.
+    /// Number of parts of the block.
     pub parts: u16,
-    /// This use of it.
+    /// Stamp of this use.
     pub stamp: u64,
-    /// Whether it is copied from another tier or device.
+    /// True if the block is copied from another tier or device.
     pub copy: bool,
-    /// Whether others may be evicted for it.
+    /// True if other blocks may be evicted for it.
     pub evict: bool,
 }
 
 impl Wanted {
-    /// Payload bytes as the arena rounds them, if they are not far too many.
+    /// Returns the payload length rounded up to the granule of the arena, or unchanged if it is too
+    /// large to round.
     pub fn room(&self) -> u64 {
         self.len
             .checked_next_multiple_of(GRANULE)

@@ -23,7 +23,7 @@ struct Counts {
     reached: [u32; SIZES],
 }
 
-/// Counts of the last new prompts by their sizes.
+/// Counts of recent new prompts by their sizes.
 pub struct PromptSizes {
     counts: Mutex<Counts>,
     /// The part of the tier that new prompts usually fit into.
@@ -44,8 +44,10 @@ fn part(size: usize) -> u64 {
 }
 
 impl PromptSizes {
-    /// Notes blocks that are offered, in prefix order; `blocks_in(part, block)` is the number of
-    /// such blocks in one of `part` parts of the tier.
+    /// Counts offered blocks, which are in prefix order.
+    ///
+    /// `blocks_in(part, block)` returns the number of such blocks in one of `part` equal parts of
+    /// the tier.
     pub fn note(&self, offered: &[Wanted], blocks_in: impl Fn(u64, &Wanted) -> u64) {
         let mut sizes = [0; SIZES];
         let mut room = None;
@@ -85,7 +87,8 @@ impl PromptSizes {
         }
     }
 
-    /// The number of parts of the tier into one of which new prompts usually fit: 8 to 256.
+    /// Returns the number of equal parts of the tier, 8 to 256, such that new prompts usually fit
+    /// into one part.
     pub fn usual_part(&self) -> u64 {
         self.usual.load(Ordering::Relaxed)
     }

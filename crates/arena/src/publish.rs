@@ -13,23 +13,29 @@ use crate::key::NamespaceId;
 use crate::place::Token;
 
 impl Arena {
-    /// Publishes reserved blocks whose bytes are in place; true where the token was a
-    /// reservation, but for copies of blocks that were removed meanwhile. On return the blocks are
-    /// durable as far as the arena's durability says. With `pinned` each is born with a pin, for
-    /// the mover that takes it to the next tier.
+    /// Publishes reserved blocks whose bytes are in place.
+    ///
+    /// Returns true for each published block. It is false for a token that was not a reservation,
+    /// for a copy of a block that was removed in the meantime, and for a block that the medium
+    /// failed to store. On return, published blocks are as durable as the arena's durability
+    /// requires.
+    ///
+    /// With `pinned`, each block starts with a pin, for the thread that writes it back to the next
+    /// tier.
     pub fn commit(&self, blocks: &[(Token, Checksum)], pinned: bool) -> Vec<bool> {
         let mut state = self.state.lock();
         let claimed = self.claim_in(&mut state, blocks.iter().map(|(token, _)| *token));
         self.publish_claimed(state, blocks, claimed, pinned)
     }
 
-    /// Takes reservations for [`Arena::commit_claimed`], so that nobody can end them meanwhile;
-    /// true where the token was a reservation.
+    /// Claims reservations for [`Arena::commit_claimed`], so that no other call can end them.
+    ///
+    /// Returns true for each token that was a reservation.
     pub fn claim(&self, tokens: &[Token]) -> Vec<bool> {
         self.claim_in(&mut self.state.lock(), tokens.iter().copied())
     }
 
-    /// Makes claimed reservations plain ones again.
+    /// Turns claimed reservations back into ordinary ones.
     pub fn unclaim(&self, tokens: &[Token]) {
         let mut state = self.state.lock();
         for (at, token) in tokens.iter().enumerate() {
@@ -41,7 +47,7 @@ impl Arena {
         }
     }
 
-    /// As [`Arena::commit`], for tokens that the caller has claimed.
+    /// Publishes blocks as [`Arena::commit`] does, for tokens that the caller has claimed.
     pub fn commit_claimed(&self, blocks: &[(Token, Checksum)], pinned: bool) -> Vec<bool> {
         let claimed = vec![true; blocks.len()];
         self.publish_claimed(self.state.lock(), blocks, claimed, pinned)
@@ -201,8 +207,9 @@ impl Arena {
         true
     }
 
-    /// Gives reservations back; which of them were some still. Whoever wrote into them must have
-    /// stopped.
+    /// Releases reservations. Returns true for each token that was still a reservation.
+    ///
+    /// Writers of these blocks must have stopped before.
     pub fn abort(&self, tokens: &[Token]) -> Vec<bool> {
         let mut state = self.state.lock();
         let each = tokens.iter().enumerate();
@@ -254,7 +261,7 @@ impl Arena {
         self.index.intern(namespace, |number| state.bears(number))
     }
 
-    /// Notes what a namespace means in the arena's directory, if it has room.
+    /// Stores the description of a namespace in the arena's directory, if it has space.
     pub fn describe(&self, namespace: NamespaceId, description: &str) {
         use crate::format::{directory, layout};
         let Some(table) = &self.table else { return };
@@ -279,7 +286,8 @@ impl Arena {
         let at = layout::DIRECTORY + (index * directory::LEN) as u64;
         let entry = directory::encode(namespace, description);
         if let Err(error) = self.medium.load().write_at(at, &entry) {
-            tracing::warn!(tier = self.name, %error, "a namespace could not be described");
+            tracing::warn!(tier = self.name, %error, "cannot store the description of a \
+                                                      namespace");
         }
     }
 }

@@ -3,79 +3,79 @@
 use crate::error::Error;
 use crate::place::Token;
 
-/// Why a key got no reservation.
+/// The reason for which a key got no reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_enums,
     reason = "whoever asks has an answer for each"
 )]
 pub enum Refused {
-    /// It is published already.
+    /// The block is already published.
     Present(Token),
-    /// Another call is writing it.
+    /// Another call is writing the block.
     Reserved(Token),
-    /// There is no room for it.
+    /// There is no space for the block.
     Full(Full),
-    /// It left unread, and others would have to go for it.
+    /// The admission policy rejected the block, for example because it was evicted unread before
+    /// and would evict other blocks now.
     Declined,
 }
 
-/// Why, and in which tier, there is no room for a block of `requested` bytes.
+/// A lack of space for a block, with the tier and the cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full {
-    /// The tier's name.
+    /// Name of the tier.
     pub tier: &'static str,
-    /// Bytes asked for.
+    /// Requested size in bytes.
     pub requested: u64,
-    /// What stands in the way.
+    /// Cause of the lack of space.
     pub cause: Cause,
 }
 
-/// What stands in the way.
+/// The cause of a lack of space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_enums,
     reason = "whoever asks has an answer for each"
 )]
 pub enum Cause {
-    /// Nothing that could be evicted is left, or the block is larger than the arena.
+    /// No block is left that can be evicted, or the block is larger than the arena.
     Space {
-        /// Bytes that are free.
+        /// Free space in bytes.
         free: u64,
-        /// Bytes that there are.
+        /// Capacity in bytes.
         capacity: u64,
     },
-    /// The eviction limit of its prompt keeps the blocks that could be evicted.
+    /// The eviction limit of the prompt protects all blocks that could be evicted.
     Limit,
-    /// The block is larger than any that is taken there.
+    /// The block exceeds the maximum block size of the tier.
     Large {
-        /// Bytes of the largest that is.
+        /// Maximum block size in bytes.
         most: u64,
     },
-    /// Each record of the table has a block that nothing may evict.
+    /// Each record of the table has a block that cannot be evicted.
     Records {
-        /// How many there are.
+        /// Number of records.
         records: u64,
     },
-    /// More bytes than this would wait for the far tier.
+    /// The write-back queue to the next tier is full.
     Queue {
-        /// The bytes.
+        /// Maximum size of the queue in bytes.
         depth: u64,
     },
-    /// Processes that worked for the previous owner may still write here: one of them, as far as
-    /// it is known.
+    /// Workers of the previous owner may still write to the arena.
     Orphans {
-        /// Its process.
+        /// Process ID of one of them, if known.
         pid: Option<u32>,
     },
     /// All files that the tier may have open are in use.
     Files {
-        /// Most files that the tier may have open.
+        /// Maximum number of open files.
         most: u64,
     },
-    /// Nothing is written to devices that are about to go, or have failed.
+    /// All devices are draining or have failed.
     Leaving,
-    /// Other processes cannot write there.
+    /// Another process cannot write to this tier.
     Apart,
 }
 
@@ -88,36 +88,39 @@ impl From<Full> for Error {
         } = full;
         let reason = match cause {
             Cause::Space { capacity, .. } if requested > capacity => {
-                format!("the block is larger than all of its medium, {capacity} bytes")
+                format!("the block is larger than the whole medium of {capacity} bytes")
             }
             Cause::Space { free, capacity } => {
-                format!("{free} are free of {capacity}, the rest is pinned or reserved")
+                format!(
+                    "{free} of {capacity} bytes are free, and all other blocks are pinned \
+                         or reserved"
+                )
             }
             Cause::Limit => {
-                "the new blocks of a prompt evict others until they take as much of the \
-                             tier as prompts usually do, an eighth at most; a call that reserves \
-                             them again may evict more"
+                "eviction limit of a prompt: its new blocks evict others only up to the usual \
+                 size of prompts, at most an eighth of the tier; a call that reserves these \
+                 blocks again may evict more"
                     .into()
             }
-            Cause::Large { most } => format!("it takes blocks of at most {most} bytes"),
+            Cause::Large { most } => format!("blocks may have at most {most} bytes"),
             Cause::Records { records } => format!(
-                "each of its {records} records has a block that is pinned or reserved; a new arena \
-                 has more with dax.records"
+                "all {records} records hold pinned or reserved blocks; create a new arena with \
+                 more (option records)"
             ),
             Cause::Queue { depth } => {
                 format!("the write-back queue is full (write_back_depth = {depth})")
             }
             Cause::Files { most } => format!(
-                "all {most} files that it may have open are in use; raise the process's limit of \
-                 open files (ulimit -n)"
+                "all {most} open files of the tier are in use; raise the limit of open files \
+                 (ulimit -n)"
             ),
-            Cause::Apart => "other processes write to tiers of arenas only".into(),
-            Cause::Leaving => "its devices are drained or have failed".into(),
+            Cause::Apart => "this tier cannot be written from another process".into(),
+            Cause::Leaving => "all devices are draining or have failed".into(),
             Cause::Orphans { pid: None } => {
-                "processes of its previous owner may still write".into()
+                "workers of the previous owner are still running".into()
             }
             Cause::Orphans { pid: Some(pid) } => {
-                format!("process {pid} of its previous owner may still write")
+                format!("process {pid} of the previous owner is still running")
             }
         };
         Error::Full {

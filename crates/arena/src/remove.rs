@@ -11,8 +11,10 @@ use crate::key::{Key, NamespaceId};
 use crate::place::Token;
 
 impl Arena {
-    /// Removes blocks by key, some at a time; how many were there. No crash brings any of them back
-    /// then.
+    /// Removes blocks by key. Returns the number of blocks that were stored.
+    ///
+    /// After the call, no crash can restore any of them. The call releases its locks from time to
+    /// time.
     pub fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
         let some = keys.chunks(BATCH);
         let count = some.map(|some| self.remove_some(namespace, some)).sum();
@@ -47,7 +49,8 @@ impl Arena {
         self.drop_blocks(&tokens, false)
     }
 
-    /// Removes every block of a namespace, as [`Arena::remove`] does; how many there were.
+    /// Removes every block of a namespace, as [`Arena::remove`] does. Returns the number of removed
+    /// blocks.
     pub fn clear(&self, namespace: NamespaceId) -> usize {
         {
             let mut state = self.state.lock();
@@ -115,13 +118,15 @@ impl Arena {
         }
     }
 
-    /// Unpublishes blocks, if they are still what the tokens name.
+    /// Unpublishes blocks, if the tokens still name them. Returns the number of unpublished blocks.
     pub fn drop_these(&self, tokens: &[Token]) -> usize {
         self.drop_blocks(tokens, false)
     }
 
-    /// Unpublishes blocks that did not verify, if they are still what the tokens name, so that
-    /// the next put writes them again instead of being told that they are there.
+    /// Unpublishes corrupt blocks, if the tokens still name them. Returns the number of unpublished
+    /// blocks.
+    ///
+    /// The next put of such a block then writes it again.
     pub fn discard(&self, tokens: &[Token]) -> usize {
         let count = self.drop_these(tokens);
         self.counters

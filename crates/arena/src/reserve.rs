@@ -28,12 +28,13 @@ struct Entering {
 }
 
 impl Arena {
-    /// Reserves extents for blocks, given in prefix order: for all for which there may be room, or
-    /// for none. `None` when others have to go first: see [`Arena::make_space`]. Neighbours in the
-    /// call become neighbours in the arena where free space allows, so that a restore of the
-    /// prompt needs few spans.
+    /// Reserves extents for blocks, given in prefix order, if space is available.
     ///
-    /// A call of more keys than a turn has names none of them twice.
+    /// Returns one result per block, or `None` if other blocks must be evicted first; see
+    /// [`Arena::make_space`]. Blocks that are adjacent in the call become adjacent in the arena if
+    /// free space allows it, so that restoring the prompt needs few spans.
+    ///
+    /// A call with more than [`TURN`](crate::held::TURN) keys must not contain a key twice.
     pub fn reserve(
         self: &Arc<Arena>,
         namespace: NamespaceId,
@@ -119,8 +120,11 @@ impl Arena {
         Some(self.settle(namespace, found.collect()))
     }
 
-    /// Sets space aside for blocks, given in prefix order, as [`Arena::reserve`] finds it; `behind`
-    /// says where the block before them ends. Others have the lock in between.
+    /// Sets space aside for blocks, given in prefix order, under the rules of [`Arena::reserve`].
+    ///
+    /// `behind` is the pool offset of the previous block's last extent, a placement hint. With
+    /// `until_full`, the call stops at the first block without space. Other threads get the lock
+    /// from time to time. Returns `None` if other blocks must be evicted first.
     pub fn find_spaces(
         self: &Arc<Arena>,
         namespace: NamespaceId,
@@ -176,13 +180,15 @@ impl Arena {
         Some(found)
     }
 
-    /// Where the block that a token names ends, as hints count.
+    /// Returns the pool offset of the last extent of the block that `token` names, for placement
+    /// hints.
     pub fn end_of(&self, token: Token) -> Option<u64> {
         let entry = self.named(token)?;
         self.last_of(&entry.extents)
     }
 
-    /// Reserves blocks, in prefix order, in room that was made for them.
+    /// Reserves blocks, in prefix order, in space that was set aside for them. Returns one result
+    /// per block.
     pub fn reserve_in(
         self: &Arc<Arena>,
         namespace: NamespaceId,
@@ -291,7 +297,7 @@ impl Arena {
         }
     }
 
-    /// Whether eviction shall run ahead now.
+    /// Returns true if eviction ahead of need should run now.
     pub fn is_low(&self) -> bool {
         self.low.load(Ordering::Relaxed) || self.has_unnamed_orphans()
     }

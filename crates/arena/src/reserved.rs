@@ -6,9 +6,9 @@ use std::sync::Arc;
 use crate::body::Arena;
 use crate::place::{Place, Token};
 
-/// Who takes reservations back.
+/// An owner of reservations that can release them.
 pub trait TakesBack: Send + Sync {
-    /// Ends a reservation that was not committed.
+    /// Releases a reservation that was not committed.
     fn take_back(&self, token: Token);
 }
 
@@ -18,11 +18,12 @@ impl TakesBack for Arena {
     }
 }
 
-/// Room for a block that nobody sees before it is committed. Whoever drops it gives it back, so
-/// that no path that ends early leaves a key that is being written for ever.
+/// A reservation of space for a block, which is invisible before it is committed. Dropping the
+/// value releases it.
 ///
-/// Whoever joined it learns of its end from the pipeline's ledger alone: a call that lets others
-/// see a reservation ends it there too.
+/// So a code path that ends early cannot leave a key reserved forever. Calls that wait for this
+/// block are notified only by the pipeline. Therefore a call that makes a reservation visible to
+/// others must also end it there.
 #[must_use = "dropped, it is given back"]
 pub struct Reserved {
     whose: Arc<dyn TakesBack>,
@@ -32,7 +33,7 @@ pub struct Reserved {
 }
 
 impl Reserved {
-    /// A reservation that `whose` has made.
+    /// Creates the value for a reservation at `place` that `whose` has made.
     pub fn new(whose: Arc<dyn TakesBack>, place: Place) -> Reserved {
         Reserved {
             whose,
@@ -41,8 +42,10 @@ impl Reserved {
         }
     }
 
-    /// Another process writes there from now on, or has it to give back: the reservation ends by
-    /// a commit or an abort of its token, or with that process, and not with this value.
+    /// Transfers the reservation to another process, and returns its location.
+    ///
+    /// From now on, a commit or an abort of the token, or the end of that process, ends the
+    /// reservation. Dropping this value no longer releases it.
     pub fn hand_out(&mut self) -> Place {
         self.ours = false;
         self.place

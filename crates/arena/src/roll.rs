@@ -18,12 +18,12 @@ pub(crate) fn share_of(shares: &mut Vec<Share>, namespace: u32) -> &mut Share {
     &mut shares[index]
 }
 
-/// Blocks that were unpublished, in that order, with their bytes.
+/// Blocks that were unpublished, in that order, with their sizes.
 #[derive(Debug, Default)]
 pub struct Departed {
-    /// Blocks that have left, and the bytes of each.
+    /// Unpublished blocks with their sizes in bytes.
     pub blocks: Vec<(Identity, u64)>,
-    /// Whether there were more than could be kept.
+    /// True if older entries were discarded because of the limit.
     pub overflowed: bool,
 }
 
@@ -36,19 +36,19 @@ pub(crate) struct Roll {
     pub(crate) moving: bool,
 }
 
-/// What one listener has not been told yet.
+/// The removal log of one listener: unpublished blocks that it has not read yet.
 #[derive(Debug)]
 pub struct Notes {
-    /// Who listens.
+    /// Number of the listener.
     pub listener: u64,
-    /// Most blocks that are kept: the last ones.
+    /// Maximum number of blocks in the log; it keeps the latest ones.
     pub limit: usize,
     blocks: VecDeque<(Identity, u64)>,
     overflowed: bool,
 }
 
 impl Notes {
-    /// None yet.
+    /// Creates an empty log for `listener` that keeps at most `limit` entries.
     #[must_use]
     pub fn of(listener: u64, limit: usize) -> Notes {
         Notes {
@@ -59,7 +59,7 @@ impl Notes {
         }
     }
 
-    /// Notes a block that has left, with its bytes.
+    /// Adds an unpublished block with its size in bytes.
     pub fn push(&mut self, identity: Identity, bytes: u64) {
         if self.blocks.len() >= self.limit {
             self.blocks.pop_front();
@@ -68,7 +68,7 @@ impl Notes {
         self.blocks.push_back((identity, bytes));
     }
 
-    /// What was noted since the last call.
+    /// Returns the entries since the last call, and clears the log.
     pub fn take(&mut self) -> Departed {
         Departed {
             blocks: std::mem::take(&mut self.blocks).into(),
@@ -76,8 +76,9 @@ impl Notes {
         }
     }
 
-    /// What was noted for a listener since it asked last; from its first call on there are notes
-    /// for it, of at most the last `limit` blocks.
+    /// Returns the entries for `listener` since its last call, and clears them.
+    ///
+    /// The first call of a listener starts its log, which keeps at most the last `limit` blocks.
     pub fn ask(all: &mut Vec<Notes>, listener: u64, limit: usize) -> Departed {
         let known = all.iter().position(|notes| notes.listener == listener);
         let at = known.unwrap_or_else(|| {
@@ -100,7 +101,7 @@ impl Notes {
 }
 
 impl Departed {
-    /// Those of another device, too.
+    /// Appends the blocks of another device.
     pub fn add(&mut self, other: Departed) {
         self.blocks.extend(other.blocks);
         self.overflowed |= other.overflowed;

@@ -8,7 +8,8 @@ use crate::key::{Key, NamespaceId};
 use crate::place::{Place, Token};
 
 impl Arena {
-    /// Sets `found[i]` where the block of `keys[i]` is published, and leaves it elsewhere.
+    /// Sets `found[i]` to true if the block of `keys[i]` is published. Other entries stay
+    /// unchanged.
     pub fn contains(&self, namespace: NamespaceId, keys: &[Key], found: &mut [bool]) {
         self.index.look_up(namespace, keys, |position, block| {
             found[position] |= block.is_some();
@@ -16,7 +17,7 @@ impl Arena {
         });
     }
 
-    /// The published block of a key that is put again: a use.
+    /// Returns the published block of a key that is put again, which counts as a use.
     pub fn find_again(&self, namespace: NamespaceId, key: &Key, stamp: u64) -> Option<Place> {
         let mut place = None;
         self.index.look_up(namespace, [key], |_, block| {
@@ -29,8 +30,9 @@ impl Arena {
         place
     }
 
-    /// Stamps blocks that were used in another tier, where they are published here too: one that
-    /// is always served from near must not grow old behind it.
+    /// Stamps the published blocks that were used in another tier.
+    ///
+    /// Without this, a block that is always read from an upper tier would become old in this one.
     pub fn touch<'a>(
         &self,
         namespace: NamespaceId,
@@ -46,7 +48,7 @@ impl Arena {
         });
     }
 
-    /// Stamp of the last use of a block, published or being written.
+    /// Returns the stamp of the last use of a block that is published or being written.
     pub fn stamp_of(&self, namespace: NamespaceId, key: &Key) -> Option<u64> {
         let mut stamp = None;
         self.index.look_up(namespace, [key], |_, block| {
@@ -61,21 +63,21 @@ impl Arena {
         stamp.or_else(being_written).map(ordinary)
     }
 
-    /// Stamps the block that a token names, if it is still there.
+    /// Stamps the block that `token` names, if it still exists.
     pub fn touch_token(&self, token: Token, stamp: u64) {
         if token.device == self.number {
             self.index.touch(token.slot, token.sequence, stamp);
         }
     }
 
-    /// What became of a block that the caller has pinned: its stamp, and whether it was removed
+    /// Returns the present stamp of a block that the caller has pinned, and true if it was removed
     /// by its key since then.
     pub fn since(&self, token: Token) -> (u64, bool) {
         let entry = self.named(token);
         entry.map_or((0, false), |entry| (ordinary(entry.stamp), entry.removed))
     }
 
-    /// How many of the first keys are published, without a gap.
+    /// Returns the number of leading keys whose blocks are all published.
     pub fn prefix(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
         let mut count = 0;
         self.index.look_up(namespace, keys, |_, block| {
@@ -85,8 +87,10 @@ impl Arena {
         count
     }
 
-    /// Pins the blocks of the keys that are not `found` yet, and stamps them as used. A pinned
-    /// block is neither evicted nor are its extents reused.
+    /// Pins the blocks of the keys that are not `found` yet, and stamps them as used.
+    ///
+    /// A pinned block is not evicted, and its extents are not reused. `stamp(i)` returns the stamp
+    /// for `keys[i]`. `each(i, place)` is called for each pinned block.
     pub fn pin(
         &self,
         namespace: NamespaceId,
@@ -110,7 +114,7 @@ impl Arena {
         });
     }
 
-    /// Pins a block that is known by its token.
+    /// Pins the block that `token` names. Returns its location, or `None` if it no longer exists.
     pub fn pin_token(&self, token: Token) -> Option<Place> {
         let of_here = (token.device == self.number).then_some(token)?;
         let entry = self.index.pin_slot(of_here.slot, of_here.sequence)?;
@@ -118,12 +122,12 @@ impl Arena {
         Some(self.place_of(token.slot, &entry, self.index.id(entry.namespace)))
     }
 
-    /// Whether somebody changes the index now.
+    /// Returns true if a thread is changing the index now.
     pub fn is_busy(&self) -> bool {
         self.index.is_busy()
     }
 
-    /// Ends pins.
+    /// Releases pins.
     pub fn unpin(&self, tokens: impl Iterator<Item = Token>) {
         let doomed = self.unpin_all(tokens);
         if !doomed.is_empty() {
@@ -149,7 +153,12 @@ impl Arena {
                 .flatten()
             {
                 None if self.last.get().is_some() => {}
-                None => tracing::error!(tier = self.name, ?token, "a pin was ended twice"),
+                None => tracing::error!(
+                    tier = self.name,
+                    ?token,
+                    "internal error: pin released \
+                                                                   twice"
+                ),
                 // Whoever buries a block that is dying frees it.
                 Some(is_last_of_doomed) => {
                     if is_last_of_doomed {

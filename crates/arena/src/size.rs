@@ -1,4 +1,4 @@
-//! Sizes and durations with units, as people write them.
+//! Sizes and durations with units, for people.
 
 use std::time::Duration;
 
@@ -23,10 +23,10 @@ const UNITS: [(&str, u64); 18] = [
     ("", 1),
 ];
 
-/// What [`size`] accepts, for messages.
-pub const SIZE_HELP: &str = "a size above zero such as 512MiB, 64GiB (also 64Gi, 64G), 1.5TB (of 1000s) or a whole number \
-     of bytes";
-/// What [`duration`] accepts, for messages.
+/// Description of the syntax that [`size`] accepts, for messages.
+pub const SIZE_HELP: &str = "a size above zero, such as 512MiB, 64GiB (also 64Gi, 64G), 1.5TB \
+                             (decimal) or a whole number of bytes";
+/// Description of the syntax that [`duration`] accepts, for messages.
 pub const DURATION_HELP: &str = "a duration such as 500ms, 10s, 2min or a number of seconds";
 
 fn split(text: &str) -> (&str, &str) {
@@ -36,8 +36,10 @@ fn split(text: &str) -> (&str, &str) {
     (number, unit.trim())
 }
 
-/// Parses `64GiB`, `1.5 TB`, `4096`: binary units with an `i` or alone, decimal ones with `B`. A
-/// number of bytes is whole.
+/// Parses a size in bytes, such as `64GiB`, `1.5 TB` or `4096`.
+///
+/// Units such as `GiB`, `Gi` and `G` are binary; units such as `GB` are decimal. A number of bytes
+/// must be whole. Returns `None` for anything else.
 #[must_use]
 pub fn size(text: &str) -> Option<u64> {
     let (number, unit) = split(text);
@@ -55,7 +57,8 @@ pub fn size(text: &str) -> Option<u64> {
     (bytes.is_finite() && bytes >= 0.0 && bytes < u64::MAX as f64).then_some(bytes as u64)
 }
 
-/// Parses `10s`, `500ms`, `2min`, `1.5` (seconds).
+/// Parses a duration such as `10s`, `500ms`, `2min` or `1.5` (seconds). Returns `None` for anything
+/// else.
 #[must_use]
 pub fn duration(text: &str) -> Option<Duration> {
     let (number, unit) = split(text);
@@ -71,7 +74,7 @@ pub fn duration(text: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(seconds).ok()
 }
 
-/// A number of bytes for people: `1.5 GiB`.
+/// Formats a number of bytes for people, for example `1.5 GiB`.
 #[must_use]
 pub fn show(bytes: u64) -> String {
     let mut value = bytes as f64;

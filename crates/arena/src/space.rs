@@ -14,7 +14,7 @@ use crate::place::Wanted;
 use crate::refused::{Cause, Full, Refused};
 use crate::turnover::EvictionLimit;
 
-/// A slot and extents that are nobody's yet. Dropped, they are free again.
+/// A slot and extents that are set aside and belong to no block yet. Dropping the value frees them.
 #[must_use = "dropped, it is given back"]
 pub struct Space {
     arena: Arc<Arena>,
@@ -25,12 +25,12 @@ pub struct Space {
 }
 
 impl Space {
-    /// The number of the arena that it is in.
+    /// Returns the number of the arena in its depot.
     pub fn device(&self) -> u32 {
         self.arena.number
     }
 
-    /// Where its last extent begins, as the pool counts.
+    /// Returns the pool offset of the last extent, for placement hints.
     pub fn last(&self) -> Option<u64> {
         self.arena.last_of(&self.extents)
     }
@@ -71,8 +71,13 @@ impl Arena {
         Some((record, extents?))
     }
 
-    /// Makes room for a block by eviction. Waits for the medium, and for others who evict; for
-    /// nothing else.
+    /// Obtains space for a block by eviction.
+    ///
+    /// The call waits only for the medium and for other evictions in progress.
+    ///
+    /// # Errors
+    ///
+    /// The reason for which the block gets no space.
     pub fn make_space(
         self: &Arc<Arena>,
         namespace: NamespaceId,
@@ -162,7 +167,7 @@ impl Arena {
         self.full(wanted.len, cause)
     }
 
-    /// Refuses a block as one before it in its call was refused, without another look.
+    /// Rejects a block for the same reason as an earlier block of its call, without another search.
     pub fn refuse_like(&self, full: Full, requested: u64) -> Refused {
         let is_for_space = matches!(
             full.cause,
@@ -200,7 +205,8 @@ impl Arena {
                 if lost(piece) {
                     self.lose(state, data + piece.offset, piece.len);
                 } else if let Err(error) = state.pool.free(piece.offset) {
-                    tracing::error!(tier = self.name, %error, "an extent was freed twice");
+                    tracing::error!(tier = self.name, %error, "internal error: extent freed \
+                                                               twice");
                 }
             }
         };

@@ -16,74 +16,78 @@ pub(crate) struct Counters {
     pub(crate) stored_bytes: AtomicU64,
 }
 
-/// An arena's fill, for people and metrics.
+/// The fill level and the counters of a tier, for people and metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct TierStats {
-    /// The tier's name.
+    /// Name of the tier.
     pub tier: String,
-    /// Bytes of data it can hold.
+    /// Maximum size of stored data in bytes.
     pub capacity_bytes: u64,
-    /// Bytes of payload published; of a tier of files what all who share it have there: whole
-    /// files, headers too, and what is granted to who writes.
+    /// Size of published payloads in bytes.
+    ///
+    /// For a tier of files, it is the size of all files of all processes that share the directory,
+    /// with headers and with space that was granted to writers.
     pub live_bytes: u64,
-    /// Bytes not allocated.
+    /// Free space in bytes.
     pub free_bytes: u64,
-    /// The longest free extent.
+    /// Length of the largest free extent in bytes.
     pub largest_free_bytes: u64,
-    /// Blocks published; 0 where they are [uncounted](TierStats::uncounted).
+    /// Number of published blocks; 0 if they are [uncounted](TierStats::uncounted).
     pub blocks: u64,
-    /// Whether it is not known how many blocks there are: others store and remove some, too.
+    /// True if the number of blocks is unknown, because other processes store and remove blocks,
+    /// too.
     #[serde(default)]
     pub uncounted: bool,
-    /// Blocks that the record table can hold.
+    /// Maximum number of blocks in the record table.
     pub blocks_max: u64,
-    /// Blocks pinned by readers.
+    /// Number of blocks that readers have pinned.
     pub pinned_blocks: u64,
-    /// Blocks being written.
+    /// Number of blocks that are being written.
     pub reserved_blocks: u64,
-    /// Blocks evicted since it was opened.
+    /// Number of blocks evicted since the tier was opened.
     pub evicted_blocks: u64,
-    /// Bytes evicted since it was opened: payloads, or whole files.
+    /// Bytes evicted since the tier was opened: payloads, or whole files.
     pub evicted_bytes: u64,
-    /// Blocks that did not verify.
+    /// Number of blocks that failed verification.
     pub corrupt_blocks: u64,
-    /// Bytes of extents that are not used again, because the medium failed under them.
+    /// Bytes in extents that are not reused because the medium failed under them.
     pub lost_bytes: u64,
-    /// Reservations refused for lack of room.
+    /// Number of reservations that failed for lack of space.
     pub full: u64,
-    /// Blocks published since it was opened.
+    /// Number of blocks published since the tier was opened.
     pub stored_blocks: u64,
-    /// Bytes published since it was opened: payloads, or whole files.
+    /// Bytes published since the tier was opened: payloads, or whole files.
     pub stored_bytes: u64,
-    /// Questions that the tier did not answer in time.
-    #[serde(default)]
-    pub unanswered: u64,
-    /// How often it was left alone for a while, because it did not answer.
-    #[serde(default)]
-    pub left_alone: u64,
-    /// Published blocks that are in groups.
+    /// Requests to the tier that timed out.
+    #[serde(default, rename = "unanswered")]
+    pub timeouts: u64,
+    /// Number of times that the circuit breaker of the tier opened.
+    #[serde(default, rename = "left_alone")]
+    pub circuit_open: u64,
+    /// Number of published blocks that belong to groups.
     #[serde(default)]
     pub grouped_blocks: u64,
-    /// Groups that were evicted since it was opened.
+    /// Number of groups evicted since the tier was opened.
     #[serde(default)]
     pub evicted_groups: u64,
-    /// Blocks that stayed in the tier before, because they were touched for the first time.
-    #[serde(default)]
-    pub declined: u64,
-    /// Requests to an object store.
+    /// Blocks that stayed in the previous tier, because this was their first access or because of
+    /// the limits of this tier.
+    #[serde(default, rename = "declined")]
+    pub write_back_deferred_blocks: u64,
+    /// Number of requests to an object store.
     #[serde(default)]
     pub requests: u64,
-    /// Those that were made again.
+    /// Requests that were retried.
     #[serde(default)]
     pub retries: u64,
-    /// Requests that came to nothing, by cause.
-    #[serde(default)]
-    pub faults: BTreeMap<String, u64>,
+    /// Failed requests, by cause.
+    #[serde(default, rename = "faults")]
+    pub request_errors: BTreeMap<String, u64>,
 }
 
 impl TierStats {
-    /// Those of a tier that has not begun.
+    /// Creates empty statistics for the tier named `tier`.
     #[must_use]
     pub fn new(tier: &str) -> TierStats {
         TierStats {
@@ -92,7 +96,8 @@ impl TierStats {
         }
     }
 
-    /// What was counted, without what is there now: it stays when a device goes.
+    /// Returns only the counters, without the fill level. A tier keeps them when a device is
+    /// removed.
     pub fn counted(self) -> TierStats {
         TierStats {
             tier: self.tier,
@@ -108,7 +113,7 @@ impl TierStats {
         }
     }
 
-    /// Those of two devices as one.
+    /// Returns the sum of the statistics of two devices.
     pub fn plus(self, other: TierStats) -> TierStats {
         TierStats {
             tier: self.tier,
@@ -128,14 +133,15 @@ impl TierStats {
             full: self.full + other.full,
             stored_blocks: self.stored_blocks + other.stored_blocks,
             stored_bytes: self.stored_bytes + other.stored_bytes,
-            unanswered: self.unanswered + other.unanswered,
-            left_alone: self.left_alone + other.left_alone,
+            timeouts: self.timeouts + other.timeouts,
+            circuit_open: self.circuit_open + other.circuit_open,
             grouped_blocks: self.grouped_blocks + other.grouped_blocks,
             evicted_groups: self.evicted_groups + other.evicted_groups,
-            declined: self.declined + other.declined,
+            write_back_deferred_blocks: self.write_back_deferred_blocks
+                + other.write_back_deferred_blocks,
             requests: self.requests + other.requests,
             retries: self.retries + other.retries,
-            faults: self.faults,
+            request_errors: self.request_errors,
         }
     }
 }

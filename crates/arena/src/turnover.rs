@@ -8,7 +8,7 @@ use crate::index::Use;
 /// Marks that are made while as many bytes are stored as the arena has.
 const MARKS: usize = 16;
 
-/// Blocks whose stamps are below this may be evicted. Superseded blocks always may.
+/// A stamp below which blocks may be evicted. Superseded blocks may always be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EvictionLimit(pub(crate) u64);
 

@@ -1,43 +1,45 @@
-//! What became of blocks, by what became of their parts: the one place where parts are counted
-//! together. Any part that fails decides against its block, and a block has moved only when every
-//! part of it was planned, moved and, if it was read from a tier, has its checksum.
+//! Outcomes of blocks, computed from the outcomes of their parts.
+//!
+//! This is the only place that combines parts. A block fails if any part fails. It succeeds if
+//! every part was planned and moved. A part that was read from a tier must also match its checksum.
 
 use std::sync::mpsc;
 
 use kvdepot_media::{Batch, Checksum, Copier, Done, Failure, Mac, Outcome};
 
-/// What became of one block.
+/// The outcome of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_enums,
     reason = "whoever asks has an answer for each"
 )]
 pub enum Moved {
-    /// In place: the checksum of what was moved, which for a load is the one expected. Of a block
-    /// in several parts that of its last one.
+    /// The block is in place. The value is the checksum of its last part; for a load it is the
+    /// expected one.
     Done(Checksum),
-    /// The bytes do not have the checksum that was expected.
+    /// The bytes do not match the expected checksum.
     Corrupt,
-    /// Not moved, or nothing is known about it.
+    /// The block was not moved, or its outcome is unknown.
     Failed,
-    /// Given up while lanes may still touch its place, which must not be used again.
+    /// The transfer was abandoned while copy threads may still access its destination, which must
+    /// not be reused.
     Abandoned,
 }
 
-/// What a batch does with bytes.
+/// The origin of a batch's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_enums,
     reason = "whoever asks has an answer for each"
 )]
 pub enum Bytes {
-    /// They come from a tier: their checksums are known.
+    /// Bytes from a tier, whose checksums are known.
     Verified,
-    /// Somebody brings them: whatever they are is right.
+    /// Bytes from a caller, which are accepted as they are.
     New,
 }
 
-/// The blocks of one batch, by the tags of their parts.
+/// The outcomes of the blocks in one batch, by the tags of their parts.
 pub struct Verdicts {
     bytes: Bytes,
     blocks: Vec<Block>,
@@ -66,7 +68,7 @@ enum Against {
 }
 
 impl Verdicts {
-    /// Of so many blocks, none of which is planned.
+    /// Creates the outcomes of `blocks` blocks, without any planned parts.
     pub fn new(bytes: Bytes, blocks: usize) -> Verdicts {
         Verdicts {
             bytes,
@@ -77,17 +79,17 @@ impl Verdicts {
         }
     }
 
-    /// All parts of block `tag` are in the batch, `parts` of them.
+    /// Records that all parts of block `tag` are in the batch, and that there are `parts` of them.
     pub fn planned(&mut self, tag: usize, parts: usize) {
         self.blocks[tag].planned = parts;
     }
 
-    /// Block `tag` does not verify, whatever becomes of its parts.
+    /// Records that block `tag` is corrupt, regardless of the outcomes of its parts.
     pub fn corrupt(&mut self, tag: usize) {
         self.blocks[tag].find(Against::Corrupt);
     }
 
-    /// The batch has ended.
+    /// Records the outcome of every part in a finished batch.
     pub fn count(&mut self, done: &Done<'_>) {
         for (index, (tag, part)) in done.parts().enumerate() {
             self.part(tag, part);
@@ -123,7 +125,7 @@ impl Verdicts {
         }
     }
 
-    /// What became of block `tag`; nothing is known before the batch has been counted.
+    /// Returns the outcome of block `tag`. Before [`Verdicts::count`] no outcome is known.
     pub fn of(&self, tag: usize) -> Moved {
         let block = &self.blocks[tag];
         match block.against {
@@ -136,24 +138,26 @@ impl Verdicts {
         }
     }
 
-    /// The digests of the leaves of block `tag`, part for part, where the batch kept them, and its
-    /// blocks were planned in the order of their tags.
+    /// Returns the digests of the leaves of block `tag`, in the order of its parts.
+    ///
+    /// The batch must keep them, and its blocks must have been planned in the order of their tags.
     pub fn leaves(&self, tag: usize) -> Vec<u128> {
         of_tag(&self.leaves, tag)
     }
 
-    /// The MACs of the parts of block `tag` that were authenticated, part for part, where the
-    /// blocks of the batch were planned in the order of their tags.
+    /// Returns the MACs of the authenticated parts of block `tag`, in the order of its parts.
+    ///
+    /// The blocks of the batch must have been planned in the order of their tags.
     pub fn macs(&self, tag: usize) -> Vec<Mac> {
         of_tag(&self.macs, tag)
     }
 
-    /// What became of each.
+    /// Returns the outcome of each block.
     pub fn all(&self) -> Vec<Moved> {
         (0..self.blocks.len()).map(|tag| self.of(tag)).collect()
     }
 
-    /// Has the batch of these blocks done, and waits for it.
+    /// Submits the batch of these blocks to `copier`, waits for it and records the outcomes.
     pub fn of_batch(mut self, batch: Batch, copier: &Copier) -> Verdicts {
         let (bytes, blocks) = (self.bytes, self.blocks.len());
         let (sender, receiver) = mpsc::sync_channel(1);
@@ -168,7 +172,7 @@ impl Verdicts {
         moved.unwrap_or_else(|_| Verdicts::new(bytes, blocks))
     }
 
-    /// Why the first part that was not moved was not.
+    /// Returns the failure of the first part that was not moved, if there is one.
     pub fn failure(&self) -> Option<Failure> {
         self.failure
     }

@@ -1,7 +1,8 @@
-/* A conversation that is saved, grows, and comes back in another process.
+/* Saves a conversation, saves it again after it has grown, and restores it in another process.
  *
- *   conversation DIRECTORY save 1000      saves its first 1,000 tokens
- *   conversation DIRECTORY restore 1500   brings back what there is of 1,500, and looks at each byte
+ *   conversation DIRECTORY save 1000      saves the first 1,000 tokens
+ *   conversation DIRECTORY restore 1500   restores the longest saved prefix of 1,500 tokens, and
+ *                                         compares each byte
  */
 #include <kvdepot.h>
 #include <stdio.h>
@@ -9,16 +10,16 @@
 
 enum { PIECE_TOKENS = 256, LAYERS = 2, ROW_BYTES = 64 };
 
-/* An engine's cache: the rows of each layer lie together. */
+/* The KV cache of an engine: one array of rows per layer. */
 struct engine {
     size_t tokens_len;
     uint32_t *tokens;
     unsigned char *layers[LAYERS];
-    kvd_buffer *pieces; /* what a save is told, until it has returned */
+    kvd_buffer *pieces; /* memory of rows, valid until the save has returned */
 };
 
 static void check(kvd_status status, const char *what) {
-    if (status != KVD_OK) {
+    if (status != KVD_STATUS_OK) {
         fprintf(stderr, "%s: %s: %s\n", what, kvd_status_name(status), kvd_last_error());
         exit(1);
     }
@@ -56,7 +57,7 @@ static void forget(struct engine *engine) {
         free(engine->layers[layer]);
 }
 
-/* Where the rows of runs of tokens lie: in each layer's memory. */
+/* Returns the memory of the rows of runs of tokens: one buffer per layer. */
 static int rows(void *user, const kvd_run *runs, size_t runs_len, kvd_block *blocks) {
     struct engine *engine = user;
     for (size_t i = 0; i < runs_len; i++) {
@@ -83,7 +84,7 @@ static void save(kvd_sessions *sessions, size_t tokens_len) {
     checkpoint.objects = &object;
     checkpoint.objects_len = 1;
     checkpoint.note = "an example";
-    checkpoint.reason = KVD_COLD;
+    checkpoint.reason = KVD_REASON_COLD;
     kvd_saved saved;
     KVD_INIT(&saved);
     check(kvd_sessions_save(sessions, &checkpoint, rows, &engine, &saved), "save");
@@ -91,16 +92,17 @@ static void save(kvd_sessions *sessions, size_t tokens_len) {
     forget(&engine);
 }
 
-/* Brings one session back into memory of the same layout; 0 where it is not whole any more. */
+/* Restores one session into memory of the same layout. Returns the number of its tokens, or 0 if a
+ * part is missing or failed verification. */
 static size_t bring(kvd_sessions *sessions, kvd_found *found) {
     kvd_found_about about;
     KVD_INIT(&about);
-    check(kvd_found_look(found, &about), "look");
+    check(kvd_found_info(found, &about), "look");
     struct engine engine;
     compute(&engine, about.tokens_len);
     for (size_t layer = 0; layer < LAYERS; layer++)
         memset(engine.layers[layer], 0, engine.tokens_len * ROW_BYTES);
-    /* A piece is a run of tokens, as a save is asked for. */
+    /* The pieces are runs of tokens, as in a save. */
     kvd_run *runs = memory(about.pieces_len * sizeof *runs);
     kvd_block *blocks = memory(about.pieces_len * sizeof *blocks);
     for (size_t i = 0; i < about.pieces_len; i++) {
@@ -113,23 +115,23 @@ static size_t bring(kvd_sessions *sessions, kvd_found *found) {
     kvd_block object = {&into, 1};
     kvd_status status =
         kvd_sessions_restore(sessions, found, blocks, about.pieces_len, &object, 1, NULL);
-    if (status != KVD_NOT_WHOLE)
+    if (status != KVD_STATUS_NOT_WHOLE)
         check(status, "restore");
-    for (size_t layer = 0; status == KVD_OK && layer < LAYERS; layer++)
+    for (size_t layer = 0; status == KVD_STATUS_OK && layer < LAYERS; layer++)
         for (size_t token = 0; token < engine.tokens_len; token++)
             for (size_t at = 0; at < ROW_BYTES; at++)
                 if (engine.layers[layer][token * ROW_BYTES + at] != row_byte(token, layer, at)) {
                     fprintf(stderr, "wrong bytes at token %zu\n", token);
                     exit(1);
                 }
-    size_t come = status == KVD_OK ? engine.tokens_len : 0;
+    size_t come = status == KVD_STATUS_OK ? engine.tokens_len : 0;
     free(runs);
     free(blocks);
     forget(&engine);
     return come;
 }
 
-/* The longest session that these tokens begin with, and where it is not whole the next one. */
+/* Restores the longest session that is a prefix of the tokens, or the next one if that fails. */
 static void restore(kvd_sessions *sessions, size_t tokens_len) {
     enum { MOST = 4 };
     uint32_t *tokens = memory(tokens_len * sizeof *tokens);

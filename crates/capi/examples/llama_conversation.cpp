@@ -1,11 +1,12 @@
-/* A conversation of llama.cpp that outlives its process.
+/* Saves a conversation of llama.cpp, and restores it in another process.
  *
- *     llama_conversation MODEL DEPOT save N      computes N tokens, saves them, and computes one more
- *     llama_conversation MODEL DEPOT restore N   restores as many of the N as are there
- *     llama_conversation MODEL DEPOT compute N   does the same without the depot
+ *     llama_conversation MODEL DEPOT save N      computes and saves N tokens
+ *     llama_conversation MODEL DEPOT restore N   restores the saved prefix of N tokens
+ *     llama_conversation MODEL DEPOT compute N   computes N tokens without the depot
  *
- * A fourth word, "noflash", turns flash attention off. All print how many tokens came from the
- * depot, and a hash over the bits of the logits behind token N + 1: they are the same.
+ * Each command then computes one more token. A fifth argument, "noflash", turns flash attention
+ * off. All commands print the number of restored tokens, and a hash of the logits after token
+ * N + 1, which is equal for all three.
  */
 #include <kvdepot_llama.hpp>
 
@@ -54,7 +55,7 @@ struct Context {
     llama_context *context;
 };
 
-/* Any tokens, the same in each process. */
+/* Returns pseudo-random tokens, the same in each process. */
 std::vector<llama_token> conversation(const llama_model *model, std::size_t count) {
     const int known = llama_vocab_n_tokens(llama_model_get_vocab(model));
     std::vector<llama_token> tokens;
@@ -63,7 +64,7 @@ std::vector<llama_token> conversation(const llama_model *model, std::size_t coun
     return tokens;
 }
 
-/* In the same steps whatever is there already: other steps may have other last bits. */
+/* Computes tokens in fixed steps, because other steps can have other last bits. */
 void compute(llama_context *context, std::vector<llama_token> &tokens, std::size_t from,
              std::size_t to) {
     while (from < to) {
@@ -106,8 +107,8 @@ int run(int count, char **words) {
     llama_context *context = held.context;
     const Depot depot(words[2]);
 
-    /* What must be the same for a state to be used again. The weights' fingerprint stands in the
-     * key, so that other weights of the same shape find nothing. */
+    /* A state is restored only into a context with the same `space`. The digest of the weights
+     * excludes sessions of other weights with the same shape. */
     char weights[KVD_DIGEST_LEN];
     kvdepot::check(kvd_file_digest(words[1], weights));
     kvd_space space;

@@ -1,21 +1,24 @@
-/* Conversations of llama.cpp in a depot: match, restore and save the state of one sequence, by
- * pieces of its tokens, over kvdepot.h and the public llama.h. C++17, and nothing to link but the
- * two libraries. docs/c.md tells how to use it.
+/* Saves and restores the states of llama.cpp sequences in a depot, by pieces of their tokens. This
+ * C++17 header uses kvdepot.h and the public llama.h; programs link only these two libraries.
+ * docs/c.md explains how to build them, and crates/capi/examples/llama_conversation.cpp is a
+ * complete program.
+ *
+ * Example: `context` is a llama_context, and `prompt` a std::vector<llama_token>.
  *
  *     kvdepot::Llama sessions(depot, space);
- *     std::size_t there = sessions.restore(context, 0, prompt.data(), prompt.size() - 1);
- *     ... decode prompt[there] and what is behind it ...
+ *     std::size_t restored = sessions.restore(context, 0, prompt.data(), prompt.size() - 1);
+ *     // decode prompt[restored] and the later tokens; then save all tokens of the sequence:
  *     sessions.save(context, 0, tokens.data(), tokens.size());
  *
- * What is asked for a restore are the tokens but for the last one at least: that is decoded, as
- * logits are no part of a state.
+ * Pass all tokens of a prompt except at least the last one to restore(): logits are not part of a
+ * state, so that the last token must be decoded.
  *
- * What can be saved are sequences whose positions are 0 to n - 1, of models with attention: also
- * with sliding windows and recurrent layers, whose part of the state is kept whole beside each
- * checkpoint. Models that are recurrent alone are refused, and M-RoPE, and sequences whose cells
- * were shifted or partly removed.
+ * Supported are sequences with the positions 0 to n - 1, of models with attention. Models may also
+ * have sliding windows and recurrent layers: each checkpoint stores that part of the state
+ * completely. save() rejects purely recurrent models, M-RoPE, and sequences whose cells were
+ * shifted or partly removed.
  *
- * Errors are thrown as kvdepot::Error. llama.cpp's own functions throw nothing that is let out.
+ * Errors are exceptions of type kvdepot::Error.
  */
 #ifndef KVDEPOT_LLAMA_HPP
 #define KVDEPOT_LLAMA_HPP
@@ -34,7 +37,7 @@
 
 namespace kvdepot {
 
-/* What a function of kvdepot.h has answered that is not KVD_OK. */
+/* An error of a function of kvdepot.h: its kvd_status, and the message of kvd_last_error(). */
 class Error : public std::runtime_error {
   public:
     Error(kvd_status status, const std::string &message)
@@ -46,28 +49,31 @@ class Error : public std::runtime_error {
     kvd_status status_;
 };
 
+/* Throws an Error if `status` is not KVD_STATUS_OK. */
 inline void check(kvd_status status) {
-    if (status != KVD_OK)
+    if (status != KVD_STATUS_OK)
         throw Error(status, kvd_last_error());
 }
 
-/* Ends a handle with its owner. */
+/* A deleter for handles of kvdepot.h. */
 template <typename T, kvd_status (*End)(T *)> struct Ender {
     void operator()(T *handle) const noexcept { (void)End(handle); }
 };
 
+/* A handle that is ended with its owner. */
 template <typename T, kvd_status (*End)(T *)> using Handle = std::unique_ptr<T, Ender<T, End>>;
 
-/* A session that tokens begin with. */
+/* A session whose tokens are a prefix of the tokens of a lookup. */
 class Match {
   public:
     explicit Match(kvd_found *found) : found_(found) {
         KVD_INIT(&about_);
-        check(kvd_found_look(found, &about_));
+        check(kvd_found_info(found, &about_));
     }
 
-    /* How many of the tokens it has. */
+    /* Returns the number of tokens of the session. */
     std::size_t tokens() const noexcept { return about_.tokens_len; }
+    /* Returns the description of the session, valid as long as this object. */
     const kvd_found_about &about() const noexcept { return about_; }
     const kvd_found *found() const noexcept { return found_.get(); }
 
@@ -76,27 +82,32 @@ class Match {
     kvd_found_about about_;
 };
 
+/* Options of a save. */
 struct Saving {
-    const char *text = nullptr; /* what the tokens were rendered from: they are found by it, too */
-    std::size_t text_len = 0;
-    const char *note = nullptr;
-    kvd_reason reason = KVD_ASKED;
-    bool exact = false; /* it comes back to the bit: docs/sessions.md */
+    const char *text = nullptr; /* text of the tokens, for kvd_sessions_lookup_text; optional */
+    std::size_t text_len = 0;   /* bytes */
+    const char *note = nullptr; /* optional */
+    kvd_reason reason = KVD_REASON_ASKED;
+    bool exact = false; /* restores return exactly these bits: docs/sessions.md */
 };
 
-/* The sessions of a depot for one model, weights, types of keys and values, RoPE, LoRA and
- * tokenizer: the space says all of these, and a state comes back to such a context alone. Its
- * block_tokens are those of a piece. The depot stays open as long as this is used. Several threads
- * may use one, but not one context. */
+/* The sessions of a depot for one model. `space` must identify everything that a state depends on:
+ * model, weights, types of keys and values, RoPE, LoRA and tokenizer. A state is restored only into
+ * a context with the same `space`. space.block_tokens is the number of tokens per piece.
+ *
+ * Keep the depot open while this object is in use. Several threads may use one object at the same
+ * time, each with another context. */
 class Llama {
   public:
+    /* Opens the sessions. Blocks while it reads which sessions exist. */
     Llama(kvd_depot *depot, const kvd_space &space) {
         kvd_sessions *sessions = nullptr;
         check(kvd_sessions_open(depot, &space, &sessions));
         sessions_.reset(sessions);
     }
 
-    /* Sessions that the tokens begin with, the longest first: so many at most. */
+    /* Returns at most `most` complete sessions whose tokens are a prefix of `tokens`, the longest
+     * first. */
     std::vector<Match> match(const llama_token *tokens, std::size_t tokens_len,
                              std::size_t most = 4) const {
         std::vector<kvd_found *> found(most, nullptr);
@@ -112,9 +123,9 @@ class Llama {
         return matches;
     }
 
-    /* Brings the longest one back into a sequence, in place of what that has: how many tokens are
-     * there now. One that does not verify, or that llama.cpp does not take, is passed over for the
-     * next best; where none is left the sequence is empty, and the answer 0. */
+    /* Restores the longest matching session into `sequence`, and replaces its content. If a session
+     * fails verification or llama.cpp rejects it, the next shorter one is tried. Returns the number
+     * of restored tokens, or 0 with an empty sequence if no session could be restored. */
     std::size_t restore(llama_context *context, llama_seq_id sequence, const llama_token *tokens,
                         std::size_t tokens_len) const {
         for (const Match &one : match(tokens, tokens_len))
@@ -124,13 +135,13 @@ class Llama {
         return 0;
     }
 
-    /* Brings one back; false where it is not whole, or llama.cpp does not take it: the sequence is
-     * empty then, or as it was. */
+    /* Restores one session into `sequence`. Returns false if a part is missing or fails
+     * verification, or if llama.cpp rejects the state. The sequence is then empty or unchanged. */
     bool restore(llama_context *context, llama_seq_id sequence, const Match &match) const {
         const kvd_found_about &about = match.about();
         const std::size_t shape_at = object(about, SHAPE), rest_at = object(about, REST);
         if (shape_at == about.objects_len)
-            throw Error(KVD_INPUT, "the session is no state of llama.cpp's");
+            throw Error(KVD_STATUS_INPUT, "the session is no state of llama.cpp's");
         const std::size_t rest_len = rest_at < about.objects_len ? about.objects[rest_at].bytes : 0;
         std::vector<std::uint8_t> shape(about.objects[shape_at].bytes);
         const kvd_buffer into = {shape.data(), shape.size()};
@@ -159,26 +170,28 @@ class Llama {
         return llama_state_seq_set_data(context, state.data(), state.size(), sequence) != 0;
     }
 
-    /* Saves the state of a sequence, whose tokens these are, all of them. The rows go out of one
-     * copy of the state, which llama.cpp makes, and only those that are not there yet. */
+    /* Saves the state of `sequence`; `tokens` are all of its tokens. llama.cpp makes one copy of
+     * the state, from which only the rows of missing pieces are written. Blocks until the session
+     * is complete. */
     kvd_saved save(llama_context *context, llama_seq_id sequence, const llama_token *tokens,
                    std::size_t tokens_len, const Saving &saving = {}) const {
         State state(llama_state_seq_get_size(context, sequence));
         const std::size_t written =
             llama_state_seq_get_data(context, state.data(), state.size(), sequence);
         if (written == 0 || written > state.size())
-            throw Error(KVD_SYSTEM, "llama.cpp has written no state of the sequence");
+            throw Error(KVD_STATUS_SYSTEM, "llama.cpp has written no state of the sequence");
         state.shorten(written);
         const Layout layout(state.data(), state.size());
         if (layout.about().tokens != tokens_len)
-            throw Error(KVD_INPUT, "tokens_len: " + std::to_string(tokens_len) +
+            throw Error(KVD_STATUS_INPUT, "tokens_len: " + std::to_string(tokens_len) +
                                        " is not allowed; allowed: those of the sequence, " +
                                        std::to_string(layout.about().tokens));
         std::vector<std::uint8_t> shape = layout.shape();
         std::vector<kvd_object> objects;
         objects.push_back({SHAPE, {shape.data(), shape.size()}});
         if (layout.about().rest_len > 0)
-            objects.push_back({REST, {state.data() + layout.about().rest, layout.about().rest_len}});
+            objects.push_back(
+                {REST, {state.data() + layout.about().rest, layout.about().rest_len}});
         kvd_checkpoint checkpoint;
         KVD_INIT(&checkpoint);
         checkpoint.tokens = numbers(tokens);
@@ -196,20 +209,20 @@ class Llama {
         KVD_INIT(&saved);
         const kvd_status status =
             kvd_sessions_save(sessions_.get(), &checkpoint, Rows::ask, &rows, &saved);
-        if (status == KVD_ABORTED && rows.failed())
+        if (status == KVD_STATUS_ABORTED && rows.failed())
             std::rethrow_exception(rows.failed());
         check(status);
         return saved;
     }
 
-    /* For all else that kvdepot.h has of sessions. */
+    /* Returns the handle, for the other functions of kvdepot.h. */
     kvd_sessions *get() const noexcept { return sessions_.get(); }
 
   private:
     static constexpr const char *SHAPE = "llama.shape";
     static constexpr const char *REST = "llama.rest";
 
-    /* A state's bytes, which nobody has to set before they are written. */
+    /* The bytes of a state, not initialized. */
     class State {
       public:
         explicit State(std::size_t size) : bytes_(new std::uint8_t[size]), size_(size) {}
@@ -239,7 +252,8 @@ class Llama {
             return Layout(layout);
         }
 
-        /* The state of one token whose rows are zeros: what is the same for all of a context. */
+        /* Returns the state of one token without its rows: the part that all states of a context
+         * share. */
         std::vector<std::uint8_t> shape() const {
             const Layout one = resized(1, 0, 0);
             std::vector<std::uint8_t> state(one.about().state_len);
@@ -256,15 +270,15 @@ class Llama {
         void own(kvd_llama *layout) {
             layout_.reset(layout);
             KVD_INIT(&about_);
-            check(kvd_llama_look(layout, &about_));
+            check(kvd_llama_info(layout, &about_));
         }
 
         Handle<kvd_llama, kvd_llama_close> layout_;
         kvd_llama_about about_;
     };
 
-    /* Where the rows of runs of tokens lie: in the state itself, or, where values are transposed
-     * and a run lies in many small places, in a copy. */
+    /* The memory of the rows of runs of tokens: in the state itself, or in a copy if the values are
+     * transposed and a run consists of many small buffers. */
     class Rows {
       public:
         Rows(const Layout &layout, const State &state) : layout_(layout), state_(state) {}
@@ -330,7 +344,7 @@ class Llama {
         return reinterpret_cast<const std::uint32_t *>(tokens);
     }
 
-    /* Where an object of this name is, or how many there are. */
+    /* Returns the position of the object with this name, or the number of objects. */
     static std::size_t object(const kvd_found_about &about, const char *name) noexcept {
         for (std::size_t i = 0; i < about.objects_len; i++)
             if (std::string(about.objects[i].name) == name)
@@ -338,9 +352,9 @@ class Llama {
         return about.objects_len;
     }
 
-    /* Whether all has come. */
+    /* Returns true if everything was restored. */
     static bool came(kvd_status status) {
-        if (status == KVD_NOT_WHOLE)
+        if (status == KVD_STATUS_NOT_WHOLE)
             return false;
         check(status);
         return true;

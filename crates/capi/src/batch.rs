@@ -1,4 +1,4 @@
-//! Batches of reads and writes, and what each request has come to.
+//! Batches of reads and writes, and the status of each request.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -11,35 +11,35 @@ use crate::given::{In, Out, Plain, maybe, span};
 use crate::guard::{Failure, Status};
 use crate::handle::{Made, Ref};
 
-/// `kvd_request`.
+/// One range to copy, `kvd_request`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Given {
-    /// Which way.
+    /// A `kvd_op`.
     pub op: u32,
-    /// Zero.
+    /// Reserved; 0.
     pub reserved: u32,
-    /// Memory of this process.
+    /// Registered memory of this process.
     pub local: *mut c_void,
-    /// Memory of a peer.
+    /// Segment of a peer.
     pub remote: Ref<Far>,
-    /// Where in that.
+    /// Offset in the segment in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Number of bytes, at least 1.
     pub len: u64,
 }
 
 // SAFETY: pointers and numbers.
 unsafe impl Plain for Given {}
 
-/// A batch under way, and the engine that carries it.
+/// A submitted batch, and its engine.
 #[derive(Debug)]
 pub struct Batch {
     task: Task,
     engine: Arc<Engine>,
 }
 
-/// The number of a status, as `kvd_moved` has it.
+/// Converts a status into a `kvd_transfer_status`.
 fn number(status: Came) -> u8 {
     match status {
         Came::Pending => 0,
@@ -60,7 +60,7 @@ impl Given {
             0 => Op::Read,
             1 => Op::Write,
             other => {
-                let allowed = "KVD_FETCH or KVD_SEND";
+                let allowed = "KVD_OP_READ or KVD_OP_WRITE";
                 return Err(refuse("op", other.to_string(), allowed));
             }
         };
@@ -69,8 +69,8 @@ impl Given {
         }
         let remote = self.remote.get(&format!("requests[{at}].remote"))?;
         if !Arc::ptr_eq(&remote.engine, engine) {
-            let allowed = "one that this engine has opened";
-            return Err(refuse("remote", "another engine's".to_owned(), allowed));
+            let allowed = "a remote that this engine opened";
+            return Err(refuse("remote", "a remote of another engine".to_owned(), allowed));
         }
         Ok(Request {
             op,
@@ -93,7 +93,7 @@ fn options(timeout_ms: u64, priority: u32) -> Result<Options, Failure> {
         1 => Priority::Urgent,
         2 => Priority::Background,
         other => {
-            let allowed = "KVD_NORMAL, KVD_URGENT or KVD_BACKGROUND";
+            let allowed = "KVD_PRIORITY_NORMAL, KVD_PRIORITY_URGENT or KVD_PRIORITY_BACKGROUND";
             return Err(Failure::input("priority", other, allowed));
         }
     };
@@ -101,24 +101,24 @@ fn options(timeout_ms: u64, priority: u32) -> Result<Options, Failure> {
     Ok(Options { timeout, priority })
 }
 
-fn tell(task: &Task, moved: &Out<u8>, moved_len: usize) -> Result<(), Failure> {
+fn tell(task: &Task, statuses: &Out<u8>, statuses_len: usize) -> Result<(), Failure> {
     let all: Vec<u8> = task.statuses().map(number).collect();
-    moved.fill("moved", moved_len, &all)
+    statuses.fill("statuses", statuses_len, &all)
 }
 
-/// Refuses an array that is too short before anything is waited for.
-fn room(moved_len: usize, requests: usize) -> Result<(), Failure> {
-    match moved_len < requests {
+/// Rejects an array that is too short, before the call waits.
+fn room(statuses_len: usize, requests: usize) -> Result<(), Failure> {
+    match statuses_len < requests {
         true => {
             let allowed = format!("at least {requests}");
-            Err(Failure::input("moved_len", moved_len, allowed))
+            Err(Failure::input("statuses_len", statuses_len, allowed))
         }
         false => Ok(()),
     }
 }
 
 exported! {
-    /// `kvd_engine_submit`.
+    /// Implements `kvd_engine_submit`.
     fn kvd_engine_submit(
         engine: Ref<Arc<Engine>>, given: In<Given>, given_len: usize, timeout_ms: u64,
         priority: u32, batch: Made<Batch>,
@@ -132,58 +132,58 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_engine_run`.
+    /// Implements `kvd_engine_run`.
     fn kvd_engine_run(
         engine: Ref<Arc<Engine>>, given: In<Given>, given_len: usize, timeout_ms: u64,
-        priority: u32, moved: Out<u8>, moved_len: usize,
+        priority: u32, statuses: Out<u8>, statuses_len: usize,
     ) {
         let engine = engine.get("engine")?;
-        room(moved_len, given_len)?;
+        room(statuses_len, given_len)?;
         let requests = requests(given.slice("requests", given_len)?, engine)?;
         if given_len > 0 {
-            moved.place("moved")?;
+            statuses.place("statuses")?;
         }
         let task = engine.run(requests.into_iter(), options(timeout_ms, priority)?)?;
-        tell(&task, &moved, moved_len)
+        tell(&task, &statuses, statuses_len)
     }
 
-    /// `kvd_batch_wait`.
-    fn kvd_batch_wait(batch: Ref<Batch>, timeout_ms: u64, moved: Out<u8>, moved_len: usize) {
+    /// Implements `kvd_batch_wait`.
+    fn kvd_batch_wait(batch: Ref<Batch>, timeout_ms: u64, statuses: Out<u8>, statuses_len: usize) {
         let task = &batch.get("batch")?.task;
-        room(moved_len, task.len())?;
+        room(statuses_len, task.len())?;
         let is_over = task.wait(span(timeout_ms));
-        // What is known is told, too, where the time is over.
-        tell(task, &moved, moved_len)?;
+        // After a time-out, the statuses that are known are returned too.
+        tell(task, &statuses, statuses_len)?;
         match is_over {
             true => Ok(()),
             false => Err(Failure::new(
                 Status::Timeout,
-                format!("the batch still moves after {timeout_ms} ms"),
+                format!("the batch is still in progress after {timeout_ms} ms"),
             )),
         }
     }
 
-    /// `kvd_batch_cancel`. Nothing of it moves any more when it returns.
+    /// Implements `kvd_batch_cancel`. All copies of the batch have ended when it returns.
     fn kvd_batch_cancel(batch: Ref<Batch>) {
         let batch = batch.get("batch")?;
         batch.engine.cancel(&batch.task);
         Ok(())
     }
 
-    /// `kvd_batch_free`. It cancels nothing.
+    /// Implements `kvd_batch_free`. The batch continues.
     fn kvd_batch_free(batch: Ref<Batch>) {
         drop(batch.end());
         Ok(())
     }
 }
 
-/// The last of the numbers.
+/// Largest `kvd_transfer_status`.
 pub const MOVED_LAST: u8 = Fault::Closed as u8;
 
-/// `kvd_moved_name`. Any number may come.
+/// Implements `kvd_transfer_status_name`; any number is allowed.
 // SAFETY: the prefix is kvdepot's, and the header declares each name once.
 #[unsafe(no_mangle)]
-pub extern "C" fn kvd_moved_name(moved: i32) -> *const std::ffi::c_char {
+pub extern "C" fn kvd_transfer_status_name(status: i32) -> *const std::ffi::c_char {
     const NAMES: [&std::ffi::CStr; MOVED_LAST as usize + 1] = [
         c"pending",
         c"done",
@@ -198,6 +198,6 @@ pub extern "C" fn kvd_moved_name(moved: i32) -> *const std::ffi::c_char {
         c"cancelled",
         c"closed",
     ];
-    let known = usize::try_from(moved).ok().and_then(|at| NAMES.get(at));
-    known.map_or(c"no outcome of kvdepot".as_ptr(), |name| name.as_ptr())
+    let known = usize::try_from(status).ok().and_then(|at| NAMES.get(at));
+    known.map_or(c"unknown outcome".as_ptr(), |name| name.as_ptr())
 }

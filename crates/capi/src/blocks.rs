@@ -1,4 +1,4 @@
-//! Namespaces: the verbs on blocks.
+//! Namespaces and the calls on blocks.
 
 use kvdepot_store::{Depot, GetOptions, Key, Namespace, NamespaceSpec, Task};
 
@@ -7,34 +7,34 @@ use crate::guard::Failure;
 use crate::handle::{Made, Ref};
 use crate::memory::{Block, Lent, buffers};
 
-/// `KVD_GET_PREFIX`: only the consecutive hits from the first key on.
+/// `KVD_GET_PREFIX`: stop at the first miss.
 pub const GET_PREFIX: u32 = 1;
-/// `KVD_GET_STAGED`: through the staging slab.
+/// `KVD_GET_STAGED`: copy through the staging buffer.
 pub const GET_STAGED: u32 = 2;
 
-/// `kvd_space`.
+/// Description of a namespace, `kvd_space`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Space {
-    /// Its size, as the caller knows it.
+    /// Size of the struct in bytes, as the caller knows it.
     pub struct_size: usize,
-    /// Model id.
+    /// Model ID, as the engine names it.
     pub model: Text,
-    /// Element type.
+    /// Element type of the KV cache.
     pub dtype: Text,
-    /// Tokens of a block, or of a piece.
+    /// Tokens per block, or per piece of a session.
     pub block_tokens: u64,
     /// Fingerprint of the weights.
     pub weights: Text,
-    /// Layout of the bytes.
+    /// Layout and geometry of the bytes.
     pub layout: Text,
-    /// Group of layers.
+    /// Group of layers; null for sessions.
     pub group: Text,
-    /// How the model is split.
+    /// Tensor and pipeline parallel sizes of the model.
     pub world: Text,
-    /// Hash of the keys.
+    /// Hash algorithm and seed of the keys.
     pub hash: Text,
-    /// What keeps tenants apart.
+    /// Secret or label that separates tenants.
     pub salt: Text,
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn keys(given: &In<[u8; 32]>, len: usize) -> Result<Vec<Key>, Failure
 }
 
 exported! {
-    /// `kvd_namespace_open`.
+    /// Implements `kvd_namespace_open`.
     fn kvd_namespace_open(
         depot: Ref<Depot>, space: In<Space>, namespace: Made<Namespace>,
     ) {
@@ -81,13 +81,13 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_namespace_close`.
+    /// Implements `kvd_namespace_close`.
     fn kvd_namespace_close(namespace: Ref<Namespace>) {
         drop(namespace.end());
         Ok(())
     }
 
-    /// `kvd_keys_of_tokens`.
+    /// Implements `kvd_keys_of_tokens`.
     fn kvd_keys_of_tokens(
         tokens: In<u32>, tokens_len: usize, block_tokens: usize, salt: In<u8>, salt_len: usize,
         made: Out<[u8; 32]>, made_len: usize,
@@ -98,7 +98,7 @@ exported! {
         made.fill("keys", made_len, &all)
     }
 
-    /// `kvd_put`.
+    /// Implements `kvd_put`.
     fn kvd_put(
         namespace: Ref<Namespace>, given: In<[u8; 32]>, given_len: usize, blocks: In<Block>,
         task: Made<Task>,
@@ -111,7 +111,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_get`.
+    /// Implements `kvd_get`.
     fn kvd_get(
         namespace: Ref<Namespace>, given: In<[u8; 32]>, given_len: usize, blocks: In<Block>,
         flags: u32, task: Made<Task>,
@@ -131,7 +131,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_lookup`.
+    /// Implements `kvd_lookup`.
     fn kvd_lookup(
         namespace: Ref<Namespace>, given: In<[u8; 32]>, given_len: usize, task: Made<Task>,
     ) {
@@ -141,7 +141,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_prefetch`.
+    /// Implements `kvd_prefetch`.
     fn kvd_prefetch(
         namespace: Ref<Namespace>, given: In<[u8; 32]>, given_len: usize, task: Made<Task>,
     ) {
@@ -151,7 +151,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_prefix`.
+    /// Implements `kvd_prefix`.
     fn kvd_prefix(
         namespace: Ref<Namespace>, given: In<[u8; 32]>, given_len: usize, count: Out<usize>,
     ) {
@@ -161,17 +161,17 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_contains`.
+    /// Implements `kvd_contains`.
     fn kvd_contains(
-        namespace: Ref<Namespace>, given: In<[u8; 32]>, given_len: usize, there: Out<u8>,
+        namespace: Ref<Namespace>, given: In<[u8; 32]>, given_len: usize, stored: Out<u8>,
     ) {
         let namespace = namespace.get("namespace")?;
         let is_there = namespace.contains(&keys(&given, given_len)?)?;
         let is_there: Vec<u8> = is_there.into_iter().map(u8::from).collect();
-        there.fill("there", given_len, &is_there)
+        stored.fill("stored", given_len, &is_there)
     }
 
-    /// `kvd_remove`.
+    /// Implements `kvd_remove`.
     fn kvd_remove(
         namespace: Ref<Namespace>, given: In<[u8; 32]>, given_len: usize, count: Out<usize>,
     ) {

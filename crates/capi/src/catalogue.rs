@@ -1,4 +1,4 @@
-//! What checkpoints are on disk, and which go where it is short.
+//! The catalogue of checkpoints on disk, which orders them for deletion.
 
 use std::time::Duration;
 
@@ -10,27 +10,27 @@ use crate::guard::{Failure, Status};
 use crate::handle::{Made, Ref};
 use crate::policy;
 
-/// `kvd_entry`.
+/// A checkpoint on disk, `kvd_entry`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Kept {
-    /// Its size, as the caller knows it.
+    /// Size of the struct in bytes, as the caller knows it.
     pub struct_size: usize,
-    /// Names it.
+    /// ID that the caller chose.
     pub id: u64,
-    /// The one that it grows from.
+    /// ID of the longest checkpoint that is a proper prefix, or `KVD_NONE`.
     pub parent: u64,
-    /// Its tokens.
+    /// Number of tokens.
     pub tokens: u64,
-    /// Bytes that its removal gives back.
+    /// Bytes that its removal frees.
     pub bytes: u64,
-    /// Restores from it.
+    /// Number of restores from it.
     pub hits: u64,
-    /// When it was last used, in milliseconds since 1970; 0 is now.
+    /// Time of the last use in milliseconds since 1970; 0 is now.
     pub used_ms: u64,
-    /// Why it was taken.
+    /// A `kvd_reason`.
     pub reason: u32,
-    /// Who needs it now.
+    /// Number of pins.
     pub pins: u32,
 }
 
@@ -46,7 +46,8 @@ fn reason(given: u32) -> Result<Reason, Failure> {
     let known = Reason::ALL.into_iter();
     let mut known = known.filter(|one| policy::number(*one) == given);
     known.next().ok_or_else(|| {
-        let allowed = "KVD_COLD, KVD_CONTINUED, KVD_EVICT or KVD_SHUTDOWN";
+        let allowed =
+            "KVD_REASON_COLD, KVD_REASON_CONTINUED, KVD_REASON_EVICT or KVD_REASON_SHUTDOWN";
         Failure::input("entry.reason", given, allowed)
     })
 }
@@ -80,32 +81,32 @@ impl Kept {
     }
 }
 
-/// What is not there is answered as such.
+/// Returns an error if the entry or the pin does not exist.
 fn known(is_there: bool, id: u64) -> Result<(), Failure> {
     match is_there {
         true => Ok(()),
         false => Err(Failure::new(
             Status::Unknown,
-            format!("the catalogue has no checkpoint {id}, or no pin of it"),
+            format!("the catalogue has no checkpoint {id}, or no pin of this checkpoint"),
         )),
     }
 }
 
 exported! {
-    /// `kvd_catalogue_open`.
+    /// Implements `kvd_catalogue_open`.
     fn kvd_catalogue_open(catalogue: Made<Mutex<Catalogue>>) {
         let catalogue = catalogue.making("catalogue")?;
         catalogue.put(Mutex::new(Catalogue::new()));
         Ok(())
     }
 
-    /// `kvd_catalogue_close`.
+    /// Implements `kvd_catalogue_close`.
     fn kvd_catalogue_close(catalogue: Ref<Mutex<Catalogue>>) {
         drop(catalogue.end());
         Ok(())
     }
 
-    /// `kvd_catalogue_insert`.
+    /// Implements `kvd_catalogue_insert`.
     fn kvd_catalogue_insert(catalogue: Ref<Mutex<Catalogue>>, entry: In<Kept>) {
         let catalogue = catalogue.get("catalogue")?;
         let entry = entry.read("entry")?.entry()?;
@@ -113,14 +114,14 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_catalogue_remove`.
+    /// Implements `kvd_catalogue_remove`.
     fn kvd_catalogue_remove(catalogue: Ref<Mutex<Catalogue>>, id: u64) {
         let removed = catalogue.get("catalogue")?.lock().remove(id);
         known(removed.is_some(), id)
     }
 
-    /// `kvd_catalogue_look`.
-    fn kvd_catalogue_look(catalogue: Ref<Mutex<Catalogue>>, id: u64, entry: Out<Kept>) {
+    /// Implements `kvd_catalogue_info`.
+    fn kvd_catalogue_info(catalogue: Ref<Mutex<Catalogue>>, id: u64, entry: Out<Kept>) {
         let place = entry.sized("entry")?;
         let catalogue = catalogue.get("catalogue")?;
         let found = catalogue.lock().get(id).map(Kept::of);
@@ -131,39 +132,39 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_catalogue_hit`.
+    /// Implements `kvd_catalogue_hit`.
     fn kvd_catalogue_hit(catalogue: Ref<Mutex<Catalogue>>, id: u64, at_ms: u64) {
         let now: Duration = moment(at_ms);
         let is_there = catalogue.get("catalogue")?.lock().hit(id, now);
         known(is_there, id)
     }
 
-    /// `kvd_catalogue_pin`.
+    /// Implements `kvd_catalogue_pin`.
     fn kvd_catalogue_pin(catalogue: Ref<Mutex<Catalogue>>, id: u64) {
         let is_there = catalogue.get("catalogue")?.lock().pin(id);
         known(is_there, id)
     }
 
-    /// `kvd_catalogue_unpin`.
+    /// Implements `kvd_catalogue_unpin`.
     fn kvd_catalogue_unpin(catalogue: Ref<Mutex<Catalogue>>, id: u64) {
         let is_there = catalogue.get("catalogue")?.lock().unpin(id);
         known(is_there, id)
     }
 
-    /// `kvd_catalogue_set_other`.
+    /// Implements `kvd_catalogue_set_other`.
     fn kvd_catalogue_set_other(catalogue: Ref<Mutex<Catalogue>>, id: u64, bytes: u64) {
         catalogue.get("catalogue")?.lock().set_other(id, bytes);
         Ok(())
     }
 
-    /// `kvd_catalogue_bytes`.
+    /// Implements `kvd_catalogue_bytes`.
     fn kvd_catalogue_bytes(catalogue: Ref<Mutex<Catalogue>>, bytes: Out<u64>) {
         let bytes = bytes.place("bytes")?;
         bytes.put(catalogue.get("catalogue")?.lock().bytes());
         Ok(())
     }
 
-    /// `kvd_catalogue_make_room`.
+    /// Implements `kvd_catalogue_make_room`.
     fn kvd_catalogue_make_room(
         catalogue: Ref<Mutex<Catalogue>>, incoming: u64, disk_space: u64, at_ms: u64,
         ids: Out<u64>, ids_len: usize, count: Out<usize>,
@@ -173,7 +174,7 @@ exported! {
         let going = catalogue.lock().make_room(incoming, disk_space, moment(at_ms));
         let Some(going) = going else {
             count.put(0);
-            let message = format!("{incoming} bytes do not fit into {disk_space}, whatever goes");
+            let message = format!("{incoming} bytes do not fit into {disk_space} bytes, even after all evictions");
             return Err(Failure::new(Status::Full, message));
         };
         count.put(going.len());

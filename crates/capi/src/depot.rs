@@ -1,4 +1,4 @@
-//! Depots: opening, closing, statistics.
+//! Depots: opening, closing and statistics.
 
 use std::path::Path;
 
@@ -10,22 +10,22 @@ use crate::given::{Given, In, Out, Plain, Text, span};
 use crate::guard::{Failure, Status};
 use crate::handle::{Made, Ref};
 
-/// Endings that make a text without a separator a file's name.
+/// Endings by which a name without a separator is a configuration file.
 const ENDINGS: [&str; 3] = [".yaml", ".yml", ".json"];
 
-/// What begins the place of a depot that another process serves.
+/// Prefix of the socket of a depot that another process serves.
 const SERVICE: &str = "unix:";
 
-/// What a process says of a depot that another one serves.
+/// Options that are allowed for a depot that another process serves.
 const CLIENTS: [&str; 2] = ["lanes", "timeout"];
 
-/// `kvd_option`.
+/// An option, `kvd_option`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Setting {
-    /// Its name, with its section: `cache.capacity`.
+    /// Name with its section, for example `cache.capacity`.
     pub name: Text,
-    /// Its value.
+    /// Value as text.
     pub value: Text,
 }
 
@@ -33,7 +33,7 @@ pub struct Setting {
 unsafe impl Plain for Setting {}
 
 impl Setting {
-    /// Its name and value.
+    /// Returns the name and the value.
     pub(crate) fn texts(&self, at: usize) -> Result<(&str, &str), Failure> {
         let name = format!("options[{at}].name");
         let named = self.name.read(&name)?;
@@ -45,7 +45,7 @@ impl Setting {
     }
 }
 
-/// What options say, as the schema takes it.
+/// Converts options into the value that the schema reads.
 fn options(given: &[Setting]) -> Result<Value, Failure> {
     let mut all = Value::Object(Map::new());
     for (at, one) in given.iter().enumerate() {
@@ -55,15 +55,15 @@ fn options(given: &[Setting]) -> Result<Value, Failure> {
     Ok(all)
 }
 
-/// A depot that another process serves; the rest is the owner's to say.
+/// Connects to a depot that another process serves; its other options are the server's.
 fn served(socket: &str, given: &Value) -> Result<Depot, Failure> {
     let refused = |value: &str, allowed: &str| Failure::config("where", value, allowed);
     if socket.is_empty() {
-        return Err(refused(SERVICE, "unix: and the path of a socket"));
+        return Err(refused(SERVICE, "unix: followed by the path of a socket"));
     }
     let mut names = given.as_object().into_iter().flat_map(Map::keys);
     if let Some(name) = names.find(|name| !CLIENTS.contains(&name.as_str())) {
-        let allowed = "lanes and timeout, of a depot that another process serves";
+        let allowed = "only lanes and timeout in a client; set other options in the server";
         return Err(refused(name, allowed));
     }
     let checked = Config::new("Cache", given)?;
@@ -77,7 +77,7 @@ fn opened(config: &Config) -> Result<Depot, Failure> {
 }
 
 exported! {
-    /// `kvd_depot_open`.
+    /// Implements `kvd_depot_open`.
     fn kvd_depot_open(
         at: Text, given: In<Setting>, given_len: usize, depot: Made<Depot>,
     ) {
@@ -94,7 +94,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_depot_open_text`.
+    /// Implements `kvd_depot_open_text`.
     fn kvd_depot_open_text(
         text: Text, given: In<Setting>, given_len: usize, depot: Made<Depot>,
     ) {
@@ -106,33 +106,33 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_depot_drain`.
+    /// Implements `kvd_depot_drain`.
     fn kvd_depot_drain(depot: Ref<Depot>, timeout_ms: u64) {
         let limit = span(timeout_ms).unwrap_or(std::time::Duration::MAX);
         match depot.get("depot")?.drain(limit) {
             true => Ok(()),
             false => Err(Failure::new(
                 Status::Timeout,
-                format!("the far tier has not got everything within {timeout_ms} ms"),
+                format!("write-back did not finish within {timeout_ms} ms"),
             )),
         }
     }
 
-    /// `kvd_depot_stats`.
+    /// Implements `kvd_depot_stats`.
     fn kvd_depot_stats(depot: Ref<Depot>, json: Out<Given>) {
         let json = json.place("json")?;
         json.put(Given::new(&depot.get("depot")?.stats().shown().to_string()));
         Ok(())
     }
 
-    /// `kvd_depot_metrics`.
+    /// Implements `kvd_depot_metrics`.
     fn kvd_depot_metrics(depot: Ref<Depot>, text: Out<Given>) {
         let text = text.place("text")?;
         text.put(Given::new(&depot.get("depot")?.stats().prometheus()));
         Ok(())
     }
 
-    /// `kvd_depot_close`.
+    /// Implements `kvd_depot_close`.
     fn kvd_depot_close(depot: Ref<Depot>) {
         if let Some(depot) = depot.end() {
             depot.close();

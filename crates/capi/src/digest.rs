@@ -1,4 +1,4 @@
-//! What tells a file from others: of a model's weights, say.
+//! Digests of files, for example of a model's weights.
 
 use std::ffi::c_char;
 use std::fs::File;
@@ -8,10 +8,10 @@ use kvdepot_store::Error;
 
 use crate::given::{Out, Text};
 
-/// Hexadecimal digits, and the zero behind them.
+/// Size of a digest in bytes: 64 hexadecimal digits and a zero byte.
 pub const DIGEST_LEN: usize = 65;
 
-/// The BLAKE3 of all of a file.
+/// Returns the BLAKE3 digest of a whole file.
 fn digest(path: &Path) -> Result<blake3::Hash, Error> {
     let io = |source| Error::Io {
         path: path.into(),
@@ -24,7 +24,7 @@ fn digest(path: &Path) -> Result<blake3::Hash, Error> {
 }
 
 exported! {
-    /// `kvd_file_digest`.
+    /// Implements `kvd_file_digest`.
     fn kvd_file_digest(path: Text, digits: Out<c_char>) {
         digits.place("digest")?;
         let hash = digest(Path::new(path.read("path")?))?;

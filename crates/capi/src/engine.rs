@@ -1,4 +1,4 @@
-//! Transfer engines: starting, memory of this process, and what peers have published.
+//! Transfer engines, regions and segments of this process, and remotes: segments of peers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,41 +14,41 @@ use crate::guard::{Failure, Status};
 use crate::handle::{Made, Ref};
 use crate::memory::{Lent, Piece, pieces};
 
-/// Memory that batches may use.
+/// Registered memory of this process, which batches may use.
 #[derive(Debug)]
 pub struct Region {
     registered: Registered,
     lent: Lent,
 }
 
-/// Memory that peers may use.
+/// Published memory of this process, which peers may use.
 #[derive(Debug)]
 pub struct Segment {
     published: Published,
     lent: Lent,
 }
 
-/// Memory of a peer, and the engine that has opened it.
+/// A segment of a peer, and the engine that opened it.
 #[derive(Debug)]
 pub struct Far {
     pub(crate) remote: Remote,
     pub(crate) engine: Arc<Engine>,
 }
 
-/// `kvd_remote_about`.
+/// Description of a remote, `kvd_remote_about`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct About {
-    /// Its size, as the caller knows it.
+    /// Size of the struct in bytes, as the caller knows it.
     pub struct_size: usize,
-    /// Its bytes.
+    /// Size in bytes.
     pub len: u64,
-    /// How long it lasts, from when it was opened.
+    /// Remaining lifetime in milliseconds when it was opened, or `KVD_NONE`.
     pub lasts_ms: u64,
-    /// What it allows.
+    /// A `kvd_rights`.
     pub rights: u32,
-    /// How bytes go.
-    pub way: u32,
+    /// A `kvd_path`.
+    pub path: u32,
 }
 
 // SAFETY: numbers.
@@ -84,7 +84,7 @@ impl From<Refused> for Failure {
     }
 }
 
-/// An option as the engine takes it: what is no text there has a text of its own here.
+/// Converts the text of an option into the type that the engine expects.
 fn value_of(name: &str, text: &str) -> Value {
     match (name, text) {
         ("listen", "none") => Value::Null,
@@ -106,7 +106,7 @@ fn config(given: &[Setting]) -> Result<Config, Failure> {
     settings.config().map_err(as_option)
 }
 
-/// What is wrong with an engine that is started is an option.
+/// Converts an error of an argument into one of an option.
 fn as_option(error: Error) -> Failure {
     match error {
         Error::Input {
@@ -124,7 +124,7 @@ fn rights(number: u32) -> Result<Rights, Failure> {
         2 => Ok(Rights::WRITE),
         3 => Ok(Rights::BOTH),
         other => {
-            let allowed = "KVD_READ, KVD_WRITE or KVD_BOTH";
+            let allowed = "KVD_RIGHTS_READ, KVD_RIGHTS_WRITE or KVD_RIGHTS_BOTH";
             Err(Failure::input("rights", other, allowed))
         }
     }
@@ -139,7 +139,7 @@ fn publish(
 ) -> Result<Segment, Failure> {
     let allows = rights(allows)?;
     if lasts_ms == 0 {
-        let allowed = "milliseconds above 0, or KVD_NONE: until it is closed";
+        let allowed = "milliseconds above 0, or KVD_NONE for the time until it is closed";
         return Err(Failure::input("lasts_ms", 0, allowed));
     }
     let lasts = maybe(lasts_ms).map(Duration::from_millis);
@@ -152,7 +152,7 @@ fn publish(
     Ok(Segment { published, lent })
 }
 
-/// The first address that a text stands for.
+/// Resolves a text to its first address.
 fn address(given: &Text) -> Result<std::net::SocketAddr, Failure> {
     let text = given.read("address")?;
     resolve(text).ok_or_else(|| {
@@ -178,7 +178,7 @@ fn stats(engine: &Engine) -> Value {
 }
 
 exported! {
-    /// `kvd_engine_open`.
+    /// Implements `kvd_engine_open`.
     fn kvd_engine_open(given: In<Setting>, given_len: usize, engine: Made<Arc<Engine>>) {
         let engine = engine.making("engine")?;
         let config = config(given.slice("options", given_len)?)?;
@@ -187,7 +187,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_engine_address`.
+    /// Implements `kvd_engine_address`.
     fn kvd_engine_address(engine: Ref<Arc<Engine>>, address: Out<Given>) {
         let place = address.place("address")?;
         let at = engine.get("engine")?.address();
@@ -195,14 +195,14 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_engine_stats`.
+    /// Implements `kvd_engine_stats`.
     fn kvd_engine_stats(engine: Ref<Arc<Engine>>, json: Out<Given>) {
         let json = json.place("json")?;
         json.put(Given::new(&stats(engine.get("engine")?).to_string()));
         Ok(())
     }
 
-    /// `kvd_engine_close`.
+    /// Implements `kvd_engine_close`.
     fn kvd_engine_close(engine: Ref<Arc<Engine>>) {
         if let Some(engine) = engine.end() {
             engine.close();
@@ -210,7 +210,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_region_open`.
+    /// Implements `kvd_region_open`.
     fn kvd_region_open(
         engine: Ref<Arc<Engine>>, buffers: In<Piece>, buffers_len: usize, is_written: u32,
         region: Made<Region>,
@@ -226,7 +226,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_region_close`. No batch uses the memory any more when it returns.
+    /// Implements `kvd_region_close`. No batch uses the memory when it returns.
     fn kvd_region_close(region: Ref<Region>) {
         if let Some(Region { registered, lent }) = region.end() {
             drop(registered);
@@ -235,7 +235,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_segment_open`.
+    /// Implements `kvd_segment_open`.
     fn kvd_segment_open(
         engine: Ref<Arc<Engine>>, name: In<u8>, name_len: usize, buffers: In<Piece>,
         buffers_len: usize, rights: u32, lasts_ms: u64, segment: Made<Segment>,
@@ -251,7 +251,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_segment_name`.
+    /// Implements `kvd_segment_name`.
     fn kvd_segment_name(
         segment: Ref<Segment>, name: Out<*const u8>, name_len: Out<usize>,
     ) {
@@ -262,7 +262,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_segment_close`. No peer uses the memory any more when it returns.
+    /// Implements `kvd_segment_close`. No peer uses the memory when it returns.
     fn kvd_segment_close(segment: Ref<Segment>) {
         if let Some(Segment { published, lent }) = segment.end() {
             drop(published);
@@ -271,7 +271,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_remote_open`.
+    /// Implements `kvd_remote_open`.
     fn kvd_remote_open(
         engine: Ref<Arc<Engine>>, at: Text, name: In<u8>, name_len: usize, remote: Made<Far>,
     ) {
@@ -284,8 +284,8 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_remote_look`.
-    fn kvd_remote_look(remote: Ref<Far>, about: Out<About>) {
+    /// Implements `kvd_remote_info`.
+    fn kvd_remote_info(remote: Ref<Far>, about: Out<About>) {
         let about = about.sized("about")?;
         let Far { remote, .. } = remote.get("remote")?;
         let (rights, lasts) = (remote.rights(), remote.lasts());
@@ -294,7 +294,7 @@ exported! {
             len: remote.len(),
             lasts_ms: lasts.map_or(NONE, |lasts| lasts.as_millis() as u64),
             rights: u32::from(rights.read) | u32::from(rights.write) << 1,
-            way: match (remote.is_near(), remote.is_rdma()) {
+            path: match (remote.is_near(), remote.is_rdma()) {
                 (true, _) => 1,
                 (false, true) => 2,
                 (false, false) => 0,
@@ -303,7 +303,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_remote_close`.
+    /// Implements `kvd_remote_close`.
     fn kvd_remote_close(remote: Ref<Far>) {
         drop(remote.end());
         Ok(())

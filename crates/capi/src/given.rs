@@ -1,7 +1,7 @@
-//! What C hands over: texts, arrays, structs, and places for answers.
+//! Arguments from C: strings, arrays, structs, and result pointers.
 //!
-//! Each type is a pointer as C passes it, with a private field: only a caller in C makes one, by
-//! the contract of the header. So reading one is safe for the rest of this crate.
+//! Each type is a pointer as C passes it, with a private field. Only C callers make one, by the
+//! contract of the header. Therefore the rest of this crate can read it with safe functions.
 
 use std::ffi::{CStr, CString, c_char};
 use std::marker::PhantomData;
@@ -10,14 +10,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::guard::Failure;
 
-/// For ever, nothing, unknown: what no number of the interface can be (`KVD_NONE`).
+/// No limit, no value, or unknown (`KVD_NONE`); never a valid number of the interface.
 pub const NONE: u64 = u64::MAX;
 
-/// Something that any bytes are one of.
+/// A type for which all bit patterns are valid values.
 ///
 /// # Safety
-/// There is no pattern of bits that is not a value: integers, raw pointers, and structs of them
-/// without padding that anybody reads.
+/// Implement it only for integers, raw pointers, and structs of them whose padding is not read.
 pub unsafe trait Plain: Copy {}
 
 macro_rules! plain {
@@ -32,19 +31,20 @@ plain!(u8, i8, u32, u64, usize, [u8; 16], [u8; 32]);
 // SAFETY: a pointer.
 unsafe impl<T> Plain for *const T {}
 
-/// A struct that may grow: its first field says how many bytes of it the caller knows.
+/// A struct to which later versions may add fields. Its first field is the size in bytes that the
+/// caller knows.
 ///
 /// # Safety
-/// `repr(C)`, and the first field is a `usize`.
+/// The type is `repr(C)`, and its first field is a `usize`.
 pub unsafe trait Growing: Plain {
-    /// Bytes of the first version.
+    /// Size of the first version in bytes.
     const FIRST: usize;
 }
 
-/// Null, or the address of something unaligned: what a pointer cannot be.
+/// Returns the error of a null or unaligned pointer.
 fn refused<T>(field: &str, at: *const T) -> Option<Failure> {
     if at.is_null() {
-        return Some(Failure::input(field, "NULL", "a pointer that is not"));
+        return Some(Failure::input(field, "NULL", "a pointer that is not NULL"));
     }
     let unaligned = || {
         let allowed = format!("an address that is a multiple of {}", align_of::<T>());
@@ -53,7 +53,7 @@ fn refused<T>(field: &str, at: *const T) -> Option<Failure> {
     (!at.is_aligned()).then(unaligned)
 }
 
-/// A text that ends with a zero.
+/// A string that ends with a zero byte.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct Text(*const c_char);
@@ -62,13 +62,13 @@ pub struct Text(*const c_char);
 unsafe impl Plain for Text {}
 
 impl Text {
-    /// The text, in UTF-8.
+    /// Returns the string, which must be UTF-8.
     pub(crate) fn read(&self, field: &str) -> Result<&str, Failure> {
         self.maybe(field)?
-            .ok_or_else(|| Failure::input(field, "NULL", "a text"))
+            .ok_or_else(|| Failure::input(field, "NULL", "a string"))
     }
 
-    /// The same of one that may be null.
+    /// Returns the string, or `None` for a null pointer.
     pub(crate) fn maybe(&self, field: &str) -> Result<Option<&str>, Failure> {
         if self.0.is_null() {
             return Ok(None);
@@ -78,13 +78,13 @@ impl Text {
         let bytes = unsafe { CStr::from_ptr(self.0) };
         let text = bytes.to_str().map_err(|_| {
             let value = bytes.to_string_lossy();
-            Failure::input(field, format!("{value:?}"), "a text in UTF-8")
+            Failure::input(field, format!("{value:?}"), "a string in UTF-8")
         });
         text.map(Some)
     }
 }
 
-/// One value, or the first of an array.
+/// A pointer to one value, or to the first element of an array, that kvdepot reads.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct In<T>(*const T);
@@ -101,12 +101,12 @@ impl<T> Copy for In<T> {}
 unsafe impl<T> Plain for In<T> {}
 
 impl<T: Plain> In<T> {
-    /// Whether nothing was given.
+    /// Returns true for a null pointer.
     pub(crate) fn is_null(&self) -> bool {
         self.0.is_null()
     }
 
-    /// So many of them.
+    /// Returns the array of `len` elements.
     pub(crate) fn slice(&self, field: &str, len: usize) -> Result<&[T], Failure> {
         if len == 0 {
             return Ok(&[]);
@@ -122,8 +122,8 @@ impl<T: Plain> In<T> {
 }
 
 impl<T: Growing> In<T> {
-    /// A struct of this or another version: fields that the caller does not know are zero, and ones
-    /// that this library does not know must be.
+    /// Reads a struct of this or another version. Fields that the caller does not know are zero,
+    /// and fields that this library does not know must be zero.
     pub(crate) fn read(&self, field: &str) -> Result<T, Failure> {
         if let Some(failure) = refused(field, self.0) {
             return Err(failure);
@@ -136,7 +136,7 @@ impl<T: Growing> In<T> {
         let bytes = unsafe { slice::from_raw_parts(self.0.cast::<u8>(), size) };
         let known = size.min(size_of::<T>());
         if bytes[known..].iter().any(|byte| *byte != 0) {
-            let allowed = format!("zeros behind the {known} bytes that this library knows");
+            let allowed = format!("zeros after the {known} bytes that this library knows");
             return Err(Failure::input(field, "fields of a later version", allowed));
         }
         let mut read = std::mem::MaybeUninit::<T>::zeroed();
@@ -151,7 +151,7 @@ impl<T: Growing> In<T> {
     }
 }
 
-/// Refuses a length beyond all memory.
+/// Rejects a length beyond the address space.
 fn fits<T>(field: &str, len: usize) -> Result<(), Failure> {
     let bytes = len.checked_mul(size_of::<T>());
     match bytes.filter(|bytes| isize::try_from(*bytes).is_ok()) {
@@ -163,14 +163,14 @@ fn fits<T>(field: &str, len: usize) -> Result<(), Failure> {
     }
 }
 
-/// Most bytes of a struct of whatever version: a size beyond that was never set.
+/// Largest size of a struct of any version, in bytes; a larger one was not initialized.
 const STRUCT_MAX: usize = 4096;
 
 fn size_is_one<T: Growing>(field: &str, size: usize) -> Result<(), Failure> {
     match (T::FIRST..=STRUCT_MAX).contains(&size) {
         true => Ok(()),
         false => {
-            let allowed = format!("its sizeof, {} or more", T::FIRST);
+            let allowed = format!("the sizeof of the struct, {} or more", T::FIRST);
             Err(Failure::input(
                 format!("{field}.struct_size"),
                 size,
@@ -180,7 +180,7 @@ fn size_is_one<T: Growing>(field: &str, size: usize) -> Result<(), Failure> {
     }
 }
 
-/// A place for an answer, or the first of an array of them.
+/// A pointer to a result, or to the first element of an array, that kvdepot writes.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
@@ -193,12 +193,12 @@ impl<T> Clone for Out<T> {
 
 impl<T> Copy for Out<T> {}
 
-/// A place that was looked at.
+/// A result pointer that was checked.
 #[derive(Debug)]
 pub(crate) struct Place<'a, T>(*mut T, PhantomData<&'a mut T>);
 
 impl<T: Plain> Out<T> {
-    /// Looked at before anything happens, so that no answer is lost.
+    /// Checks the pointer, before the call does anything, so that no result is lost.
     pub(crate) fn place(&self, field: &str) -> Result<Place<'_, T>, Failure> {
         match refused(field, self.0) {
             None => Ok(Place(self.0, PhantomData)),
@@ -206,7 +206,7 @@ impl<T: Plain> Out<T> {
         }
     }
 
-    /// The same of one that may be null: who does not want to know.
+    /// Checks an optional pointer: `None` for null.
     pub(crate) fn wanted(&self, field: &str) -> Result<Option<Place<'_, T>>, Failure> {
         match self.0.is_null() {
             true => Ok(None),
@@ -214,7 +214,7 @@ impl<T: Plain> Out<T> {
         }
     }
 
-    /// Refuses an array that is none, before anything happens.
+    /// Checks the pointer of an array with `len` elements, before the call does anything.
     pub(crate) fn room(&self, field: &str, len: usize) -> Result<(), Failure> {
         match len {
             0 => Ok(()),
@@ -222,7 +222,7 @@ impl<T: Plain> Out<T> {
         }
     }
 
-    /// Fills an array.
+    /// Copies `values` into an array of `len` elements.
     pub(crate) fn fill(&self, field: &str, len: usize, values: &[T]) -> Result<(), Failure> {
         if values.len() > len {
             let allowed = format!("at least {}", values.len());
@@ -245,7 +245,7 @@ impl<T: Plain> Out<T> {
 }
 
 impl Out<u8> {
-    /// So many bytes, to be written where they lie.
+    /// Returns the array of `len` bytes, to be written in place.
     #[expect(
         clippy::mut_from_ref,
         reason = "it is the caller's memory, not this pointer's"
@@ -273,7 +273,7 @@ impl<T: Plain> Place<'_, T> {
     }
 }
 
-/// A place for a struct that may grow.
+/// A checked result pointer to a struct that may grow.
 #[derive(Debug)]
 pub(crate) struct SizedPlace<'a, T> {
     at: *mut T,
@@ -282,7 +282,7 @@ pub(crate) struct SizedPlace<'a, T> {
 }
 
 impl<T: Growing> Out<T> {
-    /// Looked at before anything happens; the caller has set its size.
+    /// Checks the pointer and the size that the caller has set, before the call does anything.
     pub(crate) fn sized(&self, field: &str) -> Result<SizedPlace<'_, T>, Failure> {
         let place = self.place(field)?;
         // SAFETY: not null and aligned (`place`), and the first field of every version is its size
@@ -298,7 +298,7 @@ impl<T: Growing> Out<T> {
 }
 
 impl<T: Growing> SizedPlace<'_, T> {
-    /// Writes what both know of it, zeros behind, and leaves the size as it is.
+    /// Writes the fields that both versions know, and zeros after them. The size stays as it is.
     pub(crate) fn put(self, value: &T) {
         let (head, known) = (size_of::<usize>(), self.size.min(size_of::<T>()));
         let (from, to) = ((&raw const *value).cast::<u8>(), self.at.cast::<u8>());
@@ -312,7 +312,7 @@ impl<T: Growing> SizedPlace<'_, T> {
     }
 }
 
-/// A text that goes to the caller, who gives it back by `kvd_string_free`.
+/// A string for the caller, who frees it with `kvd_string_free`.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct Given(*mut c_char);
@@ -330,7 +330,7 @@ impl Given {
     }
 }
 
-/// `kvd_string_free`.
+/// Implements `kvd_string_free`.
 // SAFETY: the prefix is kvdepot's, and the header declares each name once.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvd_string_free(text: Given) {
@@ -340,12 +340,12 @@ pub extern "C" fn kvd_string_free(text: Given) {
     }
 }
 
-/// A span of time in milliseconds; `KVD_NONE` is for ever.
+/// Converts a duration in milliseconds; `KVD_NONE` is `None`, without a limit.
 pub(crate) fn span(milliseconds: u64) -> Option<Duration> {
     (milliseconds != NONE).then(|| Duration::from_millis(milliseconds))
 }
 
-/// A moment in milliseconds since 1970; 0 is now.
+/// Converts a time in milliseconds since 1970; 0 is now.
 pub(crate) fn moment(milliseconds: u64) -> Duration {
     match milliseconds {
         0 => SystemTime::now()
@@ -355,12 +355,12 @@ pub(crate) fn moment(milliseconds: u64) -> Duration {
     }
 }
 
-/// A number that may be none.
+/// Converts a number; `KVD_NONE` is `None`.
 pub(crate) fn maybe(number: u64) -> Option<u64> {
     (number != NONE).then_some(number)
 }
 
-/// A flag.
+/// Converts a flag, 0 or 1.
 pub(crate) fn flag(field: &str, number: u32) -> Result<bool, Failure> {
     match number {
         0 => Ok(false),

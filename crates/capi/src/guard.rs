@@ -1,4 +1,4 @@
-//! The boundary: what a function answers, and that no panic crosses it.
+//! The boundary to C: status codes, error messages, and a guard against panics.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -9,46 +9,46 @@ use kvdepot_session::Error as SessionError;
 use kvdepot_session::policy::Error as PolicyError;
 use kvdepot_store::Error as StoreError;
 
-/// Longest text of a value in a message.
+/// Most characters of a value in a message.
 const SHOWN_MAX: usize = 80;
 
-/// `kvd_status`.
+/// Implements `kvd_status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 #[non_exhaustive]
 pub enum Status {
-    /// It worked.
+    /// Success.
     Ok = 0,
-    /// An option of a depot does not exist, or cannot have that value.
+    /// An option is unknown, or its value is not allowed.
     Config = 1,
-    /// An argument is wrong; no byte has moved.
+    /// An argument is not allowed; no byte was copied.
     Input = 2,
     /// Another process owns the arena.
     Locked = 3,
-    /// No room, and nothing left to evict.
+    /// Not enough space, and nothing left to evict.
     Full = 4,
-    /// The medium holds something that is no sound arena, or a file is not what it should be.
+    /// A medium contains no valid arena, or a file does not have the expected content.
     Corrupt = 5,
-    /// The depot was closed, or belongs to the process that this one was forked from.
+    /// The depot or engine was closed, or the handle belongs to the parent of a forked process.
     Closed = 6,
-    /// The time given is over; what was waited for goes on.
+    /// The time-out expired; the operation continues.
     Timeout = 7,
-    /// No session has this name.
+    /// No session or checkpoint has this ID.
     Unknown = 8,
-    /// A part of a session was not stored: there is no such session.
+    /// A part of a session was not stored; the session does not exist.
     NotStored = 9,
-    /// A part of a session is not there, or does not verify.
+    /// A part of a session is missing or failed verification.
     NotWhole = 10,
-    /// The caller's function has ended the call.
+    /// The caller's callback ended the call.
     Aborted = 11,
-    /// The system, a medium or another process has refused.
+    /// Error of the operating system, a medium or another process.
     System = 12,
-    /// A fault of kvdepot's own.
+    /// Internal error of kvdepot.
     Bug = 13,
 }
 
 impl Status {
-    /// All of them, in order.
+    /// All statuses, in the order of their numbers.
     pub const ALL: [Status; 14] = [
         Status::Ok,
         Status::Config,
@@ -86,7 +86,7 @@ impl Status {
     }
 }
 
-/// Why a call has failed.
+/// Status and message of a failed call.
 #[derive(Debug)]
 pub(crate) struct Failure {
     status: Status,
@@ -101,7 +101,7 @@ impl Failure {
         }
     }
 
-    /// An argument that is not allowed.
+    /// Returns the error of an argument that is not allowed.
     pub(crate) fn input(
         field: impl Into<String>,
         value: impl ToString,
@@ -115,7 +115,7 @@ impl Failure {
         .into()
     }
 
-    /// An option that is not allowed.
+    /// Returns the error of an option that is not allowed.
     pub(crate) fn config(
         field: impl Into<String>,
         value: impl ToString,
@@ -129,9 +129,9 @@ impl Failure {
         .into()
     }
 
-    /// A handle whose process this one is a fork of.
+    /// Returns the error of a handle that belongs to the parent of this forked process.
     pub(crate) fn forked() -> Failure {
-        let word = ": it belongs to the process this one was forked from; open it here";
+        let word = ": it was opened before this process was forked; open it again in this process";
         StoreError::Closed(word).into()
     }
 }
@@ -175,7 +175,7 @@ impl From<PolicyError> for Failure {
     }
 }
 
-/// A value as a message shows it.
+/// Shortens a value for a message.
 fn shown(text: &str) -> String {
     match text.char_indices().nth(SHOWN_MAX) {
         None => text.to_owned(),
@@ -184,14 +184,14 @@ fn shown(text: &str) -> String {
 }
 
 thread_local! {
-    /// What the last call of this thread that has failed says. A thread's own, so that nobody has
-    /// to free it, and no other thread's failure takes its place.
+    /// Message of the last call of this thread that failed. It is thread-local, so that callers
+    /// need not free it and other threads do not replace it.
     static LAST: RefCell<CString> = RefCell::default();
 }
 
 fn note(message: String) {
     let text = CString::new(message.replace('\0', "?")).unwrap_or_default();
-    // While a thread ends there is nobody who could still ask.
+    // A thread that ends no longer reads the message.
     let _ended = LAST.try_with(|last| last.replace(text));
 }
 
@@ -201,9 +201,9 @@ fn said(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("no message")
 }
 
-/// Carries out a call. What panics is a fault of kvdepot's own, and answered as one.
+/// Runs `call` and returns its status. A panic becomes [`Status::Bug`].
 pub(crate) fn guard(call: impl FnOnce() -> Result<(), Failure>) -> Status {
-    // What a panic leaves half done stays behind locks and handles that say so themselves.
+    // Locks and handles protect state that a panic leaves incomplete.
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => Status::Ok,
         Ok(Err(failure)) => {
@@ -211,13 +211,13 @@ pub(crate) fn guard(call: impl FnOnce() -> Result<(), Failure>) -> Status {
             failure.status
         }
         Err(panic) => {
-            note(format!("a fault of kvdepot: {}", said(&*panic)));
+            note(format!("internal error in kvdepot: {}", said(&*panic)));
             Status::Bug
         }
     }
 }
 
-/// Functions that C calls: their bodies answer with a result, and none lets a panic out.
+/// Defines functions for C. Their bodies return a `Result`, and panics become a status.
 macro_rules! exported {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         $(#[$doc])*
@@ -229,17 +229,17 @@ macro_rules! exported {
     )*};
 }
 
-/// The version of the interface: its major number above the lower 16 bits, which are the minor one.
+/// Version of the interface: the major number in the upper 16 bits, the minor one in the lower 16.
 pub const VERSION: u32 = 1 << 16;
 
-/// `kvd_version`.
+/// Implements `kvd_version`.
 // SAFETY: the prefix is kvdepot's, and the header declares each name once.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvd_version() -> u32 {
     VERSION
 }
 
-/// `kvd_last_error`.
+/// Implements `kvd_last_error`.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvd_last_error() -> *const c_char {
@@ -247,12 +247,12 @@ pub extern "C" fn kvd_last_error() -> *const c_char {
     said.unwrap_or(c"".as_ptr())
 }
 
-/// `kvd_status_name`. Any number may come.
+/// Implements `kvd_status_name`; any number is allowed.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvd_status_name(status: i32) -> *const c_char {
     let known = Status::ALL.into_iter().find(|one| *one as i32 == status);
-    known.map_or(c"no status of kvdepot", Status::name).as_ptr()
+    known.map_or(c"unknown status", Status::name).as_ptr()
 }
 
 #[cfg(test)]
@@ -267,7 +267,7 @@ mod tests {
     fn a_panic_is_an_answer() {
         let status = guard(|| panic!("{}", "on purpose"));
         assert_eq!(status, Status::Bug);
-        assert_eq!(last(), "a fault of kvdepot: on purpose");
+        assert_eq!(last(), "internal error in kvdepot: on purpose");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Handles: what a program has between calls, and which process it is of.
+//! Handles: the objects that a program keeps between calls, each with the process that opened it.
 
 use std::fmt;
 use std::ops::Deref;
@@ -8,7 +8,7 @@ use kvdepot_store::Origin;
 use crate::given::{Out, Place, Plain};
 use crate::guard::Failure;
 
-/// Something that a program has opened.
+/// An object that a program has opened.
 pub struct Handle<T> {
     inner: T,
     origin: Origin,
@@ -28,7 +28,7 @@ impl<T> Deref for Handle<T> {
     }
 }
 
-/// A handle as C passes it. Several threads may have one at a time.
+/// A handle as C passes it. Several threads may use one at the same time.
 #[repr(transparent)]
 pub struct Ref<T>(*mut Handle<T>);
 
@@ -50,7 +50,7 @@ impl<T> Copy for Ref<T> {}
 unsafe impl<T> Plain for Ref<T> {}
 
 impl<T> Ref<T> {
-    /// No handle.
+    /// Returns a null handle.
     pub(crate) fn none() -> Ref<T> {
         Ref(std::ptr::null_mut())
     }
@@ -61,11 +61,11 @@ impl<T> Ref<T> {
 }
 
 impl<T: Send + Sync> Ref<T> {
-    /// What is behind it, in the process that has opened it: a fork has a copy of its locks, which
-    /// may be held for ever.
+    /// Returns the object in the process that opened it. A forked process is rejected: its copies
+    /// of locks may be held forever.
     pub(crate) fn get(&self, field: &str) -> Result<&T, Failure> {
         if self.0.is_null() {
-            return Err(Failure::input(field, "NULL", "one that was opened"));
+            return Err(Failure::input(field, "NULL", "an open handle"));
         }
         // SAFETY: not null, and the header asks for one that was opened here and is not closed
         // before the call ends. Handles are only read.
@@ -76,7 +76,8 @@ impl<T: Send + Sync> Ref<T> {
         }
     }
 
-    /// Ends it; null is none. In a fork it stays: its memory goes with the process.
+    /// Ends the handle and returns its object; `None` for null, and in a forked process, where the
+    /// memory is freed with the process.
     pub(crate) fn end(self) -> Option<T> {
         if self.0.is_null() {
             return None;
@@ -88,10 +89,10 @@ impl<T: Send + Sync> Ref<T> {
     }
 }
 
-/// A place for a new handle, null until there is one.
+/// A result pointer to a new handle; null until the handle exists.
 pub type Made<T> = Out<Ref<T>>;
 
-/// Such a place that was looked at.
+/// A checked result pointer to a new handle.
 #[derive(Debug)]
 pub(crate) struct Making<'a, T> {
     place: Place<'a, Ref<T>>,
@@ -108,7 +109,7 @@ impl<T> Made<T> {
     }
 }
 
-/// A new handle.
+/// Creates a handle.
 fn made<T: Send + Sync>(inner: T, origin: Origin) -> Ref<T> {
     Ref(Box::into_raw(Box::new(Handle { inner, origin })))
 }
@@ -119,7 +120,7 @@ impl<T: Send + Sync> Making<'_, T> {
     }
 }
 
-/// Handles for an array of places.
+/// Creates handles for an array.
 pub(crate) fn many<T: Send + Sync>(all: Vec<T>) -> Result<Vec<Ref<T>>, Failure> {
     let origin = Origin::here().map_err(kvdepot_store::Error::from)?;
     Ok(all.into_iter().map(|one| made(one, origin)).collect())

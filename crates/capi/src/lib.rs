@@ -1,14 +1,17 @@
 //! The C interface: `include/kvdepot.h`, for engines that are written in C and C++.
 //!
-//! A thin layer: it reads arguments, calls the crates below, and says what became of it. The
-//! header is the contract, which says of every pointer who owns it and how long; `tests/layout.rs`
-//! compares its structs, numbers and functions with these.
+//! This crate is a thin layer: it reads arguments, calls the crates below, and returns their
+//! results. The header is the contract, with the owner and the lifetime of every pointer.
+//! `tests/in_c` compares its structs, numbers and functions with those of this crate.
 //!
-//! What C hands over are raw pointers, and this crate believes what the header says of them, in few
-//! places. The types of `given` and `handle` are made by C callers only, refuse what can be seen to
-//! be wrong (null, unaligned, longer than memory), and are read by safe functions. `memory` makes
-//! buffers of addresses, and `save` calls the program's function. `guard` lets no panic out, and
-//! keeps the message of an error for the thread that has caused it.
+//! C callers pass raw pointers. Few places of this crate rely on the header's contract for them:
+//!
+//! * The types of [`given`] and [`handle`] come only from C callers. They reject pointers that are
+//!   visibly wrong (null, unaligned, longer than memory), and safe functions read them.
+//! * [`memory`] makes buffers from addresses.
+//! * [`save`] calls the program's function.
+//!
+//! [`guard`] catches panics, and keeps the error message of each thread.
 
 #![expect(
     unsafe_code,

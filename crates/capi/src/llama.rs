@@ -1,7 +1,7 @@
-//! llama.cpp's state of one sequence, cut by tokens: where the rows of a run of them lie.
+//! The state of one sequence of llama.cpp, split by tokens into the rows of runs.
 //!
-//! A thin layer over [`kvdepot_session::llama`]. States are the caller's memory, as
-//! `llama_state_seq_get_data` writes it; what is not asked to be copied stays where it is.
+//! This module is a thin layer over [`kvdepot_session::llama`]. States are memory of the caller, as
+//! `llama_state_seq_get_data` writes it; only the gather and scatter functions copy rows.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -14,31 +14,31 @@ use crate::handle::{Made, Ref};
 use crate::memory::Piece;
 use crate::save::Run;
 
-/// `kvd_llama_about`.
+/// Description of a layout, `kvd_llama_about`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct About {
-    /// Its size, as the caller knows it.
+    /// Size of the struct in bytes, as the caller knows it.
     pub struct_size: usize,
-    /// Its tokens.
+    /// Number of tokens.
     pub tokens: usize,
-    /// Bytes of the state.
+    /// Size of the state in bytes.
     pub state_len: usize,
-    /// Where the rest begins.
+    /// Offset of the rest in bytes.
     pub rest: usize,
-    /// Bytes of the rest.
+    /// Size of the rest in bytes.
     pub rest_len: usize,
-    /// Bytes of a token's rows.
+    /// Size of the rows of one token in bytes.
     pub token_len: usize,
-    /// Pieces that the rows of any run of tokens lie in.
+    /// Number of buffers that the rows of any run of tokens consist of.
     pub pieces_len: usize,
-    /// The sequence's number.
+    /// Sequence ID.
     pub sequence: i32,
-    /// Layers with attention.
+    /// Number of layers with attention.
     pub layers: u32,
-    /// Whether values lie transposed.
+    /// 1 if values are transposed.
     pub transposed: u32,
-    /// Zero.
+    /// Reserved; 0.
     pub reserved: u32,
 }
 
@@ -61,12 +61,12 @@ fn range(run: Run) -> Result<Range<usize>, Failure> {
         true => Ok(run.first..run.end),
         false => {
             let value = format!("{} to {}", run.first, run.end);
-            Err(Failure::input("run", value, "a first token below its end"))
+            Err(Failure::input("run", value, "a run whose first token is below its end"))
         }
     }
 }
 
-/// The pieces of a run of tokens, all of which were held against the state.
+/// Returns the buffers of a run of tokens; the caller has checked them against the state's size.
 fn rows(layout: &Layout, state: *mut c_void, run: Run) -> Result<Vec<Piece>, Failure> {
     let each = layout.runs(range(run)?)?;
     Ok(each
@@ -95,14 +95,14 @@ fn about(layout: &Layout) -> Result<About, Failure> {
 }
 
 exported! {
-    /// `kvd_llama_open`.
+    /// Implements `kvd_llama_open`.
     fn kvd_llama_open(state: In<u8>, state_len: usize, layout: Made<Layout>) {
         let layout = layout.making("layout")?;
         layout.put(Layout::read(state.slice("state", state_len)?)?);
         Ok(())
     }
 
-    /// `kvd_llama_resized`.
+    /// Implements `kvd_llama_resized`.
     fn kvd_llama_resized(
         of: Ref<Layout>, tokens: usize, rest_len: usize, sequence: i32, layout: Made<Layout>,
     ) {
@@ -112,20 +112,20 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_llama_close`.
+    /// Implements `kvd_llama_close`.
     fn kvd_llama_close(layout: Ref<Layout>) {
         drop(layout.end());
         Ok(())
     }
 
-    /// `kvd_llama_look`.
-    fn kvd_llama_look(layout: Ref<Layout>, told: Out<About>) {
+    /// Implements `kvd_llama_info`.
+    fn kvd_llama_info(layout: Ref<Layout>, told: Out<About>) {
         let told = told.sized("about")?;
         told.put(&about(layout.get("layout")?)?);
         Ok(())
     }
 
-    /// `kvd_llama_rows`.
+    /// Implements `kvd_llama_rows`.
     fn kvd_llama_rows(
         layout: Ref<Layout>, state: *mut c_void, state_len: usize, run: Run,
         pieces: Out<Piece>, pieces_len: usize, count: Out<usize>,
@@ -133,7 +133,7 @@ exported! {
         let count = count.wanted("count")?;
         let layout = layout.get("layout")?;
         if state.is_null() {
-            return Err(Failure::input("state", "NULL", "a pointer that is not"));
+            return Err(Failure::input("state", "NULL", "a pointer that is not NULL"));
         }
         layout.check(state_len, &range(run)?, layout.piece_bytes(range(run)?)?)?;
         let all = rows(layout, state, run)?;
@@ -144,7 +144,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_llama_gather`.
+    /// Implements `kvd_llama_gather`.
     fn kvd_llama_gather(
         layout: Ref<Layout>, state: In<u8>, state_len: usize, run: Run, piece: Out<u8>,
         piece_len: usize,
@@ -154,7 +154,7 @@ exported! {
         Ok(layout.gather(state, range(run)?, piece.bytes("piece", piece_len)?)?)
     }
 
-    /// `kvd_llama_scatter`.
+    /// Implements `kvd_llama_scatter`.
     fn kvd_llama_scatter(
         layout: Ref<Layout>, piece: In<u8>, piece_len: usize, run: Run, state: Out<u8>,
         state_len: usize,
@@ -164,7 +164,7 @@ exported! {
         Ok(layout.scatter(piece, range(run)?, state.bytes("state", state_len)?)?)
     }
 
-    /// `kvd_llama_head`.
+    /// Implements `kvd_llama_head`.
     fn kvd_llama_head(layout: Ref<Layout>, state: Out<u8>, state_len: usize) {
         let layout = layout.get("layout")?;
         Ok(layout.write_head(state.bytes("state", state_len)?)?)

@@ -1,7 +1,7 @@
-//! What the library has to say beside its answers, told to a function of the program's.
+//! The log: events of `tracing`, passed to a callback of the program as one line each.
 //!
-//! Events of `tracing`, of which the program gets one line each. The library is silent until it is
-//! asked, and in a program in Rust that has a subscriber of its own it stays out of its way.
+//! The library logs nothing until a callback is set. In a Rust program with its own `tracing`
+//! subscriber, that subscriber receives the events, and no callback can be set.
 
 use std::cell::Cell;
 use std::ffi::{CString, c_char, c_void};
@@ -18,12 +18,12 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::guard::{Failure, Status};
 
-/// `kvd_log_fn`.
+/// The callback, `kvd_log_fn`.
 pub type LogFn = Option<
     unsafe extern "C" fn(user: *mut c_void, level: u32, target: *const c_char, line: *const c_char),
 >;
 
-/// Who is told, and from which level on.
+/// The callback and its least severe level.
 struct Told {
     call: LogFn,
     user: *mut c_void,
@@ -41,11 +41,11 @@ static TOLD: RwLock<Told> = RwLock::new(Told {
     level: LevelFilter::OFF,
 });
 
-/// The process whose locks those are.
+/// The process that set the callback first; its forks do not log.
 static ORIGIN: OnceLock<Origin> = OnceLock::new();
 
 thread_local! {
-    /// Whether the program's function is running here: what it does is not told to itself.
+    /// True while the callback runs in this thread: events of its own calls are discarded.
     static IS_TELLING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -71,7 +71,7 @@ fn number_of(level: Level) -> u32 {
     }
 }
 
-/// An event as one line: its message, and its fields behind.
+/// An event as one line: its message, then its fields.
 #[derive(Default)]
 struct Line {
     message: String,
@@ -80,7 +80,7 @@ struct Line {
 
 impl Visit for Line {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        // Nothing written to a text fails.
+        // Writing to a `String` does not fail.
         let _written = match field.name() {
             "message" => write!(self.message, "{value:?}"),
             name => write!(self.fields, " {name}={value:?}"),
@@ -97,7 +97,7 @@ impl Subscriber for Teller {
 
     fn enabled(&self, of: &Metadata<'_>) -> bool {
         let is_here = ORIGIN.get().is_some_and(|origin| origin.is_here());
-        // A fork may have a lock that is held for ever, of another thread's.
+        // In a forked process, a lock may be held forever by a thread of the parent.
         is_here && !IS_TELLING.get() && *of.level() <= TOLD.read_recursive().level
     }
 
@@ -136,7 +136,7 @@ impl Subscriber for Teller {
     fn exit(&self, _span: &Id) {}
 }
 
-/// Has the events come here, once.
+/// Sets the subscriber of the process, once.
 fn install() -> Result<(), Failure> {
     static IS_INSTALLED: OnceLock<bool> = OnceLock::new();
     let origin = Origin::here().map_err(kvdepot_store::Error::from)?;
@@ -148,13 +148,13 @@ fn install() -> Result<(), Failure> {
         true => Ok(()),
         false => Err(Failure::new(
             Status::System,
-            "this program has a log of its own, in Rust, which is told everything",
+            "this program already has a Rust log subscriber, which receives all messages",
         )),
     }
 }
 
 exported! {
-    /// `kvd_log`. No other thread is in the function that was told before when it returns.
+    /// Implements `kvd_log`. When it returns, no other thread runs the previous callback.
     fn kvd_log(call: LogFn, user: *mut c_void, level: u32) {
         let Some(filter) = level_of(level) else {
             let allowed = "KVD_LOG_OFF to KVD_LOG_TRACE";
@@ -164,8 +164,8 @@ exported! {
             return Err(Failure::input("log", "NULL", "a function, or KVD_LOG_OFF"));
         }
         if IS_TELLING.get() {
-            let allowed = "another thread than that which is being told";
-            return Err(Failure::input("log", "a call from within it", allowed));
+            let allowed = "a call from outside the log function";
+            return Err(Failure::input("log", "a call from within the log function", allowed));
         }
         install()?;
         *TOLD.write() = Told { call, user, level: filter };

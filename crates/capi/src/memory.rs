@@ -1,10 +1,10 @@
-//! The caller's memory: the bytes of blocks, each in one or many pieces, and when it has them back.
+//! The caller's memory: the bytes of blocks in one or more pieces, and their release.
 //!
-//! A call that answers has seen to it by itself that nothing uses its memory any more. One that
-//! panics has not: lanes may still be at work for it. So all memory of a call has an owner, of
-//! which each lane has a clone for as long as it touches a byte. What unwinds through a call waits
-//! until the last of them is gone, and ends the process where one stays: memory that the caller
-//! takes for its own again would be read, or written, behind its back.
+//! A call that returns normally has ensured that no thread uses its memory. After a panic, copy
+//! threads may still use it. Therefore all memory of a call has an owner, and each copy thread has
+//! a clone of the owner while it accesses the memory. A panic that unwinds through a call waits
+//! until the last clone is dropped. If one stays, it aborts the process: the caller would otherwise
+//! reuse memory that a thread still reads or writes.
 
 use std::ffi::c_void;
 use std::process::abort;
@@ -19,27 +19,27 @@ use parking_lot::Mutex;
 use crate::given::{In, Plain};
 use crate::guard::Failure;
 
-/// How long what unwinds waits for lanes: longer than a sound one takes for what it is at, a slice
-/// on a slow medium.
+/// Longest wait of a panic for copy threads: longer than a working thread needs for one slice on a
+/// slow medium.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// `kvd_buffer`.
+/// A range of memory, `kvd_buffer`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Piece {
-    /// Where it lies.
+    /// Address of the memory.
     pub data: *mut c_void,
-    /// Bytes.
+    /// Size in bytes, at least 1.
     pub len: usize,
 }
 
-/// `kvd_block`.
+/// The memory of one block, `kvd_block`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Block {
-    /// Its pieces, in their order.
+    /// The pieces, in the order of the block's bytes.
     pub pieces: In<Piece>,
-    /// How many.
+    /// Number of pieces, at least 1.
     pub pieces_len: usize,
 }
 
@@ -49,14 +49,14 @@ unsafe impl Plain for Piece {}
 // SAFETY: pointers and numbers.
 unsafe impl Plain for Block {}
 
-/// Whether anybody still has some memory.
+/// State of some memory: in use or released.
 #[derive(Debug, Default)]
 struct Use {
     is_over: Mutex<bool>,
     ended: Condvar,
 }
 
-/// What keeps it in use: the owner that buffers have.
+/// Owner of buffers: the memory is in use until the last clone is dropped.
 #[derive(Debug)]
 struct Kept(Arc<Use>);
 
@@ -67,15 +67,15 @@ impl Drop for Kept {
     }
 }
 
-/// The memory of a call, or of something that was opened. The first thing that a call makes, so
-/// that it is the last one to go.
+/// The memory of a call, or of an object that was opened. A call makes it first, so that it is
+/// dropped last.
 #[derive(Debug)]
 pub(crate) struct Lent {
-    /// `None` once it is wanted back.
+    /// `None` after the release was requested.
     kept: Option<Arc<Kept>>,
     uses: Arc<Use>,
     patience: Duration,
-    /// Whether this thread was unwinding before: then that is not this call's.
+    /// True if this thread was unwinding before the call.
     unwound: bool,
 }
 
@@ -94,7 +94,7 @@ impl Lent {
         }
     }
 
-    /// Waits until nobody has any of it, so long at most; whether that is so.
+    /// Waits for the release of the memory until `until`. Returns true if it is released.
     fn is_back(&mut self, until: Option<Instant>) -> bool {
         self.kept = None;
         let mut is_over = self.uses.is_over.lock();
@@ -111,7 +111,7 @@ impl Lent {
         true
     }
 
-    /// Waits until nobody has any of it.
+    /// Waits for the release of the memory.
     pub(crate) fn take_back(mut self) {
         let _back = self.is_back(None);
     }
@@ -124,14 +124,14 @@ impl Drop for Lent {
         }
         let until = Instant::now() + self.patience;
         if !self.is_back(Some(until)) {
-            tracing::error!("a fault of kvdepot, and a lane has not let go of the caller's memory");
+            tracing::error!("internal error: caller memory still in use by a copy thread");
             abort();
         }
     }
 }
 
 impl Piece {
-    /// As the crates below have it.
+    /// Converts the range into a buffer of the crates below.
     pub(crate) fn buffer(
         &self,
         lent: &Lent,
@@ -141,7 +141,7 @@ impl Piece {
         let addr = self.data.addr();
         let reason = match (addr, self.len) {
             (_, 0) => Some(("0 bytes".to_owned(), "at least one byte")),
-            (0, _) => Some(("NULL".to_owned(), "memory of this process")),
+            (0, _) => Some(("NULL".to_owned(), "host memory")),
             (_, len) if addr.checked_add(len).is_none() => {
                 let value = format!("{len} bytes at {addr:#x}");
                 Some((value, "memory that ends below 2^64"))
@@ -155,7 +155,7 @@ impl Piece {
             return Err(Failure::input(
                 field,
                 "memory",
-                "none of what was taken back",
+                "memory that was not released",
             ));
         };
         let owner = Arc::<Kept>::clone(kept);
@@ -169,7 +169,7 @@ impl Piece {
     }
 }
 
-/// The memory of so many pieces.
+/// Converts pieces into buffers.
 pub(crate) fn pieces(
     lent: &Lent,
     field: &str,
@@ -181,7 +181,7 @@ pub(crate) fn pieces(
         .collect()
 }
 
-/// The memory of so many blocks.
+/// Converts blocks into buffers.
 pub(crate) fn buffers(
     lent: &Lent,
     field: &str,

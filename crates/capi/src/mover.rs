@@ -1,4 +1,4 @@
-//! Movers: bytes of pins and reservations, by whoever has been told their placements.
+//! Movers: copies of the bytes of pins and reservations, by their placements.
 
 use std::path::Path;
 
@@ -11,20 +11,20 @@ use crate::handle::{Made, Ref};
 use crate::memory::{Block, Lent, buffers};
 use crate::task::Became;
 
-/// `kvd_placement`.
+/// A placement, `kvd_placement`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Placed {
-    /// Its bytes.
+    /// Bytes of the placement.
     pub bytes: In<u8>,
-    /// How many.
+    /// Number of bytes.
     pub len: usize,
 }
 
 // SAFETY: a pointer and a number.
 unsafe impl Plain for Placed {}
 
-/// The most lanes of a mover: a bound against a wrong unit, as in the configuration.
+/// Most copy threads of a mover, as in the configuration; it detects wrong units.
 const LANES_MAX: u64 = 256;
 
 fn placements(given: &[Placed]) -> Result<Vec<Vec<u8>>, Failure> {
@@ -37,7 +37,7 @@ fn placements(given: &[Placed]) -> Result<Vec<Vec<u8>>, Failure> {
     each.collect()
 }
 
-/// What became of each placement.
+/// Returns the checksum and the outcome of each placement.
 fn outcomes(job: &MoveJob, is_over: bool) -> (Vec<[u8; 16]>, Vec<u8>) {
     let moved = job.checksums();
     let each = moved.iter().zip(job.corrupt()).map(|(sum, rotten)| {
@@ -55,14 +55,14 @@ fn outcomes(job: &MoveJob, is_over: bool) -> (Vec<[u8; 16]>, Vec<u8>) {
 }
 
 exported! {
-    /// `kvd_mover_open`.
+    /// Implements `kvd_mover_open`.
     fn kvd_mover_open(socket: Text, lanes: u64, writes: u32, mover: Made<Mover>) {
         let mover = mover.making("mover")?;
         let writes = flag("writes", writes)?;
         let socket = socket.read("socket")?;
         let socket = Path::new(socket.strip_prefix("unix:").unwrap_or(socket));
         if lanes > LANES_MAX {
-            let allowed = format!("1 to {LANES_MAX}, or 0: as many as the owner says");
+            let allowed = format!("1 to {LANES_MAX}, or 0 for the server's default");
             return Err(Failure::input("lanes", lanes, allowed));
         }
         let lanes = (lanes > 0).then_some(lanes as usize);
@@ -70,7 +70,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_mover_close`.
+    /// Implements `kvd_mover_close`.
     fn kvd_mover_close(mover: Ref<Mover>) {
         if let Some(mover) = mover.end() {
             mover.close();
@@ -78,7 +78,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_mover_store`.
+    /// Implements `kvd_mover_store`.
     fn kvd_mover_store(
         mover: Ref<Mover>, given: In<Placed>, given_len: usize, blocks: In<Block>, part: u32,
         job: Made<MoveJob>,
@@ -92,7 +92,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_mover_load`.
+    /// Implements `kvd_mover_load`.
     fn kvd_mover_load(
         mover: Ref<Mover>, given: In<Placed>, given_len: usize, blocks: In<Block>, part: u32,
         job: Made<MoveJob>,
@@ -106,7 +106,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_job_wait`.
+    /// Implements `kvd_job_wait`.
     fn kvd_job_wait(
         job: Ref<MoveJob>, timeout_ms: u64, sums: Out<[u8; 16]>, became: Out<u8>, len: usize,
     ) {
@@ -125,12 +125,12 @@ exported! {
             true => Ok(()),
             false => Err(Failure::new(
                 Status::Timeout,
-                format!("bytes still move after {timeout_ms} ms"),
+                format!("copies are still in progress after {timeout_ms} ms"),
             )),
         }
     }
 
-    /// `kvd_job_free`. The memory is the caller's again when it returns.
+    /// Implements `kvd_job_free`. The memory is released when it returns.
     fn kvd_job_free(job: Ref<MoveJob>) {
         if let Some(job) = job.end() {
             let _over = job.wait(None);

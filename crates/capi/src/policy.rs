@@ -1,4 +1,4 @@
-//! When to save: events, and what is due after them.
+//! The checkpoint policy: events of an engine, and the saves that are due.
 
 use std::ffi::{CStr, c_char};
 use std::ptr;
@@ -10,35 +10,35 @@ use crate::given::{Growing, In, NONE, Out, Plain, flag, maybe, moment};
 use crate::guard::Failure;
 use crate::handle::{Made, Ref};
 
-/// `kvd_policy_settings`.
+/// Settings of a policy, `kvd_policy_settings`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Given {
-    /// Its size, as the caller knows it.
+    /// Size of the struct in bytes, as the caller knows it.
     pub struct_size: usize,
-    /// Bytes on disk.
+    /// Disk space in bytes; larger checkpoints are declined.
     pub disk_space: u64,
-    /// Nothing shorter is saved.
+    /// Fewest tokens that are saved.
     pub min_tokens: u64,
-    /// No cold checkpoint is longer.
+    /// Most tokens of a cold checkpoint; 0 for none.
     pub cold_max_tokens: u64,
-    /// Tokens between continued checkpoints.
+    /// Tokens between continued checkpoints; 0 for none.
     pub continued_interval_tokens: u64,
-    /// Tokens at the end of a prompt that a cold checkpoint leaves out.
+    /// Tokens at the end of a prompt that a cold checkpoint omits.
     pub boundary_trim_tokens: u64,
-    /// Cold checkpoints are multiples of so many.
+    /// Alignment of cold checkpoints in tokens; 0 for any number.
     pub boundary_align_tokens: u64,
-    /// Bytes of any hour.
+    /// Most bytes written in any hour; `KVD_NONE` for no limit.
     pub write_budget_hour: u64,
-    /// Bytes of any day.
+    /// Most bytes written in any day; `KVD_NONE` for no limit.
     pub write_budget_day: u64,
-    /// Bytes of every checkpoint.
+    /// Most bytes of a checkpoint that do not depend on its length.
     pub fixed_bytes: u64,
-    /// Bytes of one token.
+    /// Most bytes of one token.
     pub token_bytes: u64,
-    /// Whether the engine saves and restores first tokens.
+    /// 1 if the engine can save and restore the first tokens of a state.
     pub saves_prefixes: u32,
-    /// Whether a save writes everything.
+    /// 1 if each save writes the whole state.
     pub writes_whole: u32,
 }
 
@@ -50,25 +50,25 @@ unsafe impl Growing for Given {
     const FIRST: usize = 96;
 }
 
-/// `kvd_answer`.
+/// Response of a policy to an event, `kvd_answer`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Due {
-    /// Its size, as the caller knows it.
+    /// Size of the struct in bytes, as the caller knows it.
     pub struct_size: usize,
-    /// `KVD_NOTHING`, `KVD_SAVE` or `KVD_DECLINED`.
-    pub what: u32,
-    /// Why it is to be saved.
+    /// `KVD_ACTION_NONE`, `KVD_ACTION_SAVE` or `KVD_ACTION_DECLINED`.
+    pub action: u32,
+    /// A `kvd_reason`, for a save.
     pub reason: u32,
-    /// Names the save to the policy.
+    /// Number of the save.
     pub save: u64,
-    /// Tokens to save.
+    /// Number of tokens to save.
     pub tokens: u64,
-    /// The first so many are on disk.
+    /// Leading tokens that are saved already.
     pub base: u64,
-    /// Bytes that it may write.
+    /// Most bytes that the save may write.
     pub bytes: u64,
-    /// Why it is not taken.
+    /// Reason of a declined save, or null.
     pub declined: *const c_char,
 }
 
@@ -145,7 +145,7 @@ fn why(declined: Declined) -> &'static CStr {
 fn due(answer: Answer) -> Due {
     let nothing = Due {
         struct_size: 0,
-        what: 0,
+        action: 0,
         reason: 0,
         save: 0,
         tokens: 0,
@@ -155,7 +155,7 @@ fn due(answer: Answer) -> Due {
     };
     match answer {
         Answer::Save(save) => Due {
-            what: 1,
+            action: 1,
             reason: number(save.reason),
             save: save.id,
             tokens: save.tokens,
@@ -164,7 +164,7 @@ fn due(answer: Answer) -> Due {
             ..nothing
         },
         Answer::Declined(declined) => Due {
-            what: 2,
+            action: 2,
             declined: why(declined).as_ptr(),
             ..nothing
         },
@@ -173,13 +173,13 @@ fn due(answer: Answer) -> Due {
 }
 
 exported! {
-    /// `kvd_policy_defaults`.
+    /// Implements `kvd_policy_defaults`.
     fn kvd_policy_defaults(settings: Out<Given>) {
         settings.sized("settings")?.put(&Given::of(&Settings::default()));
         Ok(())
     }
 
-    /// `kvd_policy_open`.
+    /// Implements `kvd_policy_open`.
     fn kvd_policy_open(settings: In<Given>, policy: Made<Mutex<Policy>>) {
         let policy = policy.making("policy")?;
         let settings = settings.read("settings")?.settings()?;
@@ -187,13 +187,13 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_policy_close`.
+    /// Implements `kvd_policy_close`.
     fn kvd_policy_close(policy: Ref<Mutex<Policy>>) {
         drop(policy.end());
         Ok(())
     }
 
-    /// `kvd_policy_start`.
+    /// Implements `kvd_policy_start`.
     fn kvd_policy_start(
         policy: Ref<Mutex<Policy>>, slot: u32, tokens: u64, origin: u32, origin_tokens: u64,
         anchor: u64,
@@ -204,7 +204,7 @@ exported! {
             1 => Origin::Restored(origin_tokens),
             2 => Origin::Live(origin_tokens),
             other => {
-                let allowed = "KVD_EMPTY, KVD_RESTORED or KVD_LIVE";
+                let allowed = "KVD_ORIGIN_EMPTY, KVD_ORIGIN_RESTORED or KVD_ORIGIN_LIVE";
                 return Err(Failure::input("origin", other, allowed));
             }
         };
@@ -213,7 +213,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_policy_next_stop`.
+    /// Implements `kvd_policy_next_stop`.
     fn kvd_policy_next_stop(policy: Ref<Mutex<Policy>>, slot: u32, stop: Out<u64>) {
         let stop = stop.place("stop")?;
         let next = policy.get("policy")?.lock().next_stop(slot);
@@ -221,8 +221,8 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_policy_tell`.
-    fn kvd_policy_tell(
+    /// Implements `kvd_policy_event`.
+    fn kvd_policy_event(
         policy: Ref<Mutex<Policy>>, event: u32, slot: u32, tokens: u64, at_ms: u64,
         answer: Out<Due>,
     ) {
@@ -234,7 +234,8 @@ exported! {
             2 => Policy::switch,
             3 => Policy::shutdown,
             other => {
-                let allowed = "KVD_PREFILL, KVD_DECODE, KVD_SWITCH or KVD_END";
+                let allowed = "KVD_EVENT_PREFILL, KVD_EVENT_DECODE, KVD_EVENT_SWITCH or \
+                               KVD_EVENT_END";
                 return Err(Failure::input("event", other, allowed));
             }
         };
@@ -243,18 +244,18 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_policy_lost`.
-    fn kvd_policy_lost(policy: Ref<Mutex<Policy>>, slot: u32, tokens: u64) {
+    /// Implements `kvd_policy_truncate`.
+    fn kvd_policy_truncate(policy: Ref<Mutex<Policy>>, slot: u32, tokens: u64) {
         policy.get("policy")?.lock().lost(slot, tokens);
         Ok(())
     }
 
-    /// `kvd_policy_saved`.
+    /// Implements `kvd_policy_saved`.
     fn kvd_policy_saved(policy: Ref<Mutex<Policy>>, save: u64, bytes: u64, at_ms: u64) {
         Ok(policy.get("policy")?.lock().saved(save, bytes, moment(at_ms))?)
     }
 
-    /// `kvd_policy_failed`.
+    /// Implements `kvd_policy_failed`.
     fn kvd_policy_failed(policy: Ref<Mutex<Policy>>, save: u64, bytes: u64, at_ms: u64) {
         Ok(policy.get("policy")?.lock().failed(save, bytes, moment(at_ms))?)
     }

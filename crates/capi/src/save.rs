@@ -1,4 +1,4 @@
-//! Saving: a checkpoint, and the caller's function that says where its rows lie.
+//! Saves of checkpoints, with the caller's callback for the memory of rows.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void};
@@ -12,54 +12,55 @@ use crate::guard::{Failure, Status};
 use crate::handle::Ref;
 use crate::memory::{Block, Lent, Piece, buffers};
 
-/// What a reason may be.
-const REASONS: &str = "KVD_ASKED, KVD_COLD, KVD_CONTINUED, KVD_EVICT or KVD_SHUTDOWN";
+/// Allowed reasons, for messages.
+const REASONS: &str = "KVD_REASON_ASKED, KVD_REASON_COLD, KVD_REASON_CONTINUED, \
+                       KVD_REASON_EVICT or KVD_REASON_SHUTDOWN";
 
-/// Hexadecimal digits of a session's name, and the zero behind them.
+/// Size of a session ID in bytes: 32 hexadecimal digits and a zero byte.
 pub const ID_LEN: usize = 33;
 
-/// `kvd_object`.
+/// A part that does not grow with the tokens, `kvd_object`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Object {
-    /// Its name.
+    /// Name of the object.
     pub name: Text,
-    /// Its bytes.
+    /// Memory of the object.
     pub bytes: Piece,
 }
 
 // SAFETY: pointers and numbers.
 unsafe impl Plain for Object {}
 
-/// `kvd_checkpoint`.
+/// A state to save, `kvd_checkpoint`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Given {
-    /// Its size, as the caller knows it.
+    /// Size of the struct in bytes, as the caller knows it.
     pub struct_size: usize,
-    /// All of its tokens.
+    /// All tokens of the conversation.
     pub tokens: In<u32>,
-    /// How many.
+    /// Number of tokens.
     pub tokens_len: usize,
-    /// What they were rendered from.
+    /// Text from which the tokens were rendered.
     pub text: In<u8>,
-    /// Its bytes.
+    /// Size of the text in bytes.
     pub text_len: usize,
     /// Parts that do not grow with the tokens.
     pub objects: In<Object>,
-    /// How many.
+    /// Number of objects.
     pub objects_len: usize,
-    /// What is noted.
+    /// Note of the user; may be null.
     pub note: Text,
-    /// When, in Unix seconds; 0 is now.
+    /// Time of the save in seconds since 1970; 0 is now.
     pub created: u64,
-    /// Why.
+    /// A `kvd_reason`.
     pub reason: u32,
-    /// Tokens that the engine has room for.
+    /// Capacity of the engine's context in tokens.
     pub context_tokens: u32,
-    /// Whether it comes back to the bit.
+    /// 1 if restores must return exactly these bits.
     pub exact: u32,
-    /// Zero.
+    /// Reserved; 0.
     pub reserved: u32,
 }
 
@@ -71,31 +72,31 @@ unsafe impl Growing for Given {
     const FIRST: usize = 88;
 }
 
-/// `kvd_run`.
+/// A range of tokens, `kvd_run`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Run {
-    /// Its first token.
+    /// First token.
     pub first: usize,
-    /// The token behind its last one.
+    /// Token after the last one.
     pub end: usize,
 }
 
-/// `kvd_saved`.
+/// Result of a save, `kvd_saved`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Saved {
-    /// Its size, as the caller knows it.
+    /// Size of the struct in bytes, as the caller knows it.
     pub struct_size: usize,
-    /// Tokens whose pieces were there.
+    /// Tokens of pieces that were stored before.
     pub cached_tokens: usize,
-    /// Tokens whose pieces were written.
+    /// Tokens of pieces that were written.
     pub cache_write_tokens: usize,
-    /// Bytes that were written.
+    /// Number of bytes that were written.
     pub bytes_written: u64,
-    /// The session's name.
+    /// ID of the session.
     pub id: [c_char; ID_LEN],
-    /// Zeros.
+    /// Reserved; zeros.
     pub reserved: [u8; 7],
 }
 
@@ -107,7 +108,7 @@ unsafe impl Growing for Saved {
     const FIRST: usize = 72;
 }
 
-/// `kvd_rows_fn`.
+/// Callback that returns the memory of rows, `kvd_rows_fn`.
 pub type RowsFn = Option<
     unsafe extern "C" fn(
         user: *mut c_void,
@@ -117,7 +118,7 @@ pub type RowsFn = Option<
     ) -> c_int,
 >;
 
-/// A reason of the interface.
+/// Converts a `kvd_reason`.
 pub(crate) fn reason(number: u32) -> Result<Reason, Failure> {
     match number {
         0 => Ok(Reason::Asked),
@@ -129,7 +130,7 @@ pub(crate) fn reason(number: u32) -> Result<Reason, Failure> {
     }
 }
 
-/// A session's name as C has it.
+/// Converts a session ID into a string for C.
 pub(crate) fn digits(id: &impl ToString) -> [c_char; ID_LEN] {
     let mut said = [0; ID_LEN];
     for (to, from) in said.iter_mut().zip(id.to_string().bytes().take(ID_LEN - 1)) {
@@ -149,7 +150,7 @@ fn objects(lent: &Lent, given: &[Object]) -> Result<Vec<(String, Buffer)>, Failu
     each.collect()
 }
 
-/// Asks the caller where the rows of runs of tokens lie.
+/// Calls the callback for the memory of the rows of `runs`.
 fn ask(
     lent: &Lent,
     rows: RowsFn,
@@ -176,7 +177,7 @@ fn ask(
         0 => buffers(lent, "rows", &blocks, false),
         other => Err(Failure::new(
             Status::Aborted,
-            format!("rows has answered {other}: nothing was saved"),
+            format!("the callback `rows` returned {other}; nothing was saved"),
         )),
     }
 }
@@ -219,7 +220,7 @@ fn save(
             }
         })
     };
-    // It returns only when no lane touches the memory any more.
+    // It returns after the last copy thread has released the memory.
     let saved = sessions.save(checkpoint, Box::new(asked));
     match refused.take() {
         Some(failure) => Err(failure),
@@ -228,7 +229,7 @@ fn save(
 }
 
 exported! {
-    /// `kvd_sessions_save`.
+    /// Implements `kvd_sessions_save`.
     fn kvd_sessions_save(
         sessions: Ref<Sessions>, given: In<Given>, rows: RowsFn, user: *mut c_void,
         saved: Out<Saved>,

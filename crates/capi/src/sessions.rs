@@ -1,4 +1,4 @@
-//! Sessions: opening, finding, bringing back.
+//! Sessions: opening, lookups and restores.
 
 use std::ffi::{CString, c_char, c_void};
 
@@ -11,55 +11,55 @@ use crate::guard::{Failure, Status};
 use crate::handle::{Made, Ref, many};
 use crate::memory::{Block, Lent, buffers};
 
-/// `kvd_piece`.
+/// A piece of a session, `kvd_piece`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Piece {
-    /// Its first token.
+    /// First token.
     pub first: usize,
-    /// The token behind its last one.
+    /// Token after the last one.
     pub end: usize,
-    /// Bytes of its rows.
+    /// Size of its rows in bytes.
     pub bytes: u64,
 }
 
-/// `kvd_named`.
+/// Name and size of an object, `kvd_named`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Named {
-    /// Its name.
+    /// Name of the object.
     pub name: *const c_char,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
-/// `kvd_found_about`.
+/// Description of a session, `kvd_found_about`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct About {
-    /// Its size, as the caller knows it.
+    /// Size of the struct in bytes, as the caller knows it.
     pub struct_size: usize,
-    /// The session's name.
+    /// ID of the session.
     pub id: *const c_char,
-    /// Its tokens.
+    /// Tokens of the session.
     pub tokens: *const u32,
-    /// How many.
+    /// Number of tokens.
     pub tokens_len: usize,
-    /// The text that they stand for.
+    /// Text from which the tokens were rendered.
     pub text: *const c_void,
-    /// Its bytes.
+    /// Size of the text in bytes.
     pub text_len: usize,
-    /// Its pieces.
+    /// Pieces of the session.
     pub pieces: *const Piece,
-    /// How many.
+    /// Number of pieces.
     pub pieces_len: usize,
-    /// Its objects.
+    /// Objects of the session.
     pub objects: *const Named,
-    /// How many.
+    /// Number of objects.
     pub objects_len: usize,
-    /// What was noted.
+    /// Note of the user.
     pub note: *const c_char,
-    /// Tokens that its engine had room for.
+    /// Capacity of the context that saved it, in tokens.
     pub context_tokens: u64,
 }
 
@@ -71,15 +71,15 @@ unsafe impl Growing for About {
     const FIRST: usize = 96;
 }
 
-/// `kvd_restored`.
+/// Result of a restore, `kvd_restored`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Back {
-    /// Its size, as the caller knows it.
+    /// Size of the struct in bytes, as the caller knows it.
     pub struct_size: usize,
-    /// Tokens whose rows have come, from the first on.
+    /// Leading tokens whose rows were restored.
     pub cached_tokens: usize,
-    /// Whether everything has.
+    /// 1 if all pieces and objects were restored.
     pub whole: u64,
 }
 
@@ -91,7 +91,7 @@ unsafe impl Growing for Back {
     const FIRST: usize = 24;
 }
 
-/// A session that was found, and what C reads of it where it lies.
+/// A session that was found, with the data that C reads in place.
 #[derive(Debug)]
 pub struct Shown {
     pub(crate) found: Found,
@@ -155,7 +155,7 @@ impl Shown {
     }
 }
 
-/// Sessions that were found, as handles in the caller's array.
+/// Writes the sessions that were found as handles into the caller's array.
 fn tell(
     found: Vec<Found>,
     into: &Made<Shown>,
@@ -173,7 +173,7 @@ fn tell(
 }
 
 exported! {
-    /// `kvd_sessions_open`.
+    /// Implements `kvd_sessions_open`.
     fn kvd_sessions_open(
         depot: Ref<Depot>, space: In<Space>, sessions: Made<Sessions>,
     ) {
@@ -181,24 +181,24 @@ exported! {
         let depot = depot.get("depot")?;
         let spec = space.read("space")?.spec()?;
         if let Some(group) = spec.group {
-            return Err(Failure::input("group", group, "NULL: sessions have groups of their own"));
+            return Err(Failure::input("group", group, "NULL, because sessions have their own groups"));
         }
         sessions.put(Sessions::open(depot.clone(), &Spec::new(spec))?);
         Ok(())
     }
 
-    /// `kvd_sessions_close`.
+    /// Implements `kvd_sessions_close`.
     fn kvd_sessions_close(sessions: Ref<Sessions>) {
         drop(sessions.end());
         Ok(())
     }
 
-    /// `kvd_sessions_refresh`.
+    /// Implements `kvd_sessions_refresh`.
     fn kvd_sessions_refresh(sessions: Ref<Sessions>) {
         Ok(sessions.get("sessions")?.refresh()?)
     }
 
-    /// `kvd_sessions_lookup`.
+    /// Implements `kvd_sessions_lookup`.
     fn kvd_sessions_lookup(
         sessions: Ref<Sessions>, tokens: In<u32>, tokens_len: usize, found: Made<Shown>,
         most: usize, count: Out<usize>,
@@ -209,7 +209,7 @@ exported! {
         tell(sessions.lookup(tokens, most)?, &found, most, count)
     }
 
-    /// `kvd_sessions_lookup_text`.
+    /// Implements `kvd_sessions_lookup_text`.
     fn kvd_sessions_lookup_text(
         sessions: Ref<Sessions>, text: In<u8>, text_len: usize, found: Made<Shown>,
         most: usize, count: Out<usize>,
@@ -220,7 +220,7 @@ exported! {
         tell(sessions.lookup_text(text, most)?, &found, most, count)
     }
 
-    /// `kvd_sessions_prefix`.
+    /// Implements `kvd_sessions_prefix`.
     fn kvd_sessions_prefix(
         sessions: Ref<Sessions>, tokens: In<u32>, tokens_len: usize, count: Out<usize>,
     ) {
@@ -230,20 +230,20 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_found_look`.
-    fn kvd_found_look(found: Ref<Shown>, about: Out<About>) {
+    /// Implements `kvd_found_info`.
+    fn kvd_found_info(found: Ref<Shown>, about: Out<About>) {
         let about = about.sized("about")?;
         about.put(&found.get("found")?.about());
         Ok(())
     }
 
-    /// `kvd_found_free`.
+    /// Implements `kvd_found_free`.
     fn kvd_found_free(found: Ref<Shown>) {
         drop(found.end());
         Ok(())
     }
 
-    /// `kvd_sessions_object`.
+    /// Implements `kvd_sessions_object`.
     fn kvd_sessions_object(
         sessions: Ref<Sessions>, found: Ref<Shown>, at: usize, into: In<Block>,
     ) {
@@ -254,12 +254,12 @@ exported! {
         match sessions.restore_object(found, at, into)? {
             true => Ok(()),
             false => Err(Failure::new(Status::NotWhole, format!(
-                "session {} has lost an object", found.id,
+                "session {} is incomplete: an object is missing or corrupt", found.id,
             ))),
         }
     }
 
-    /// `kvd_sessions_restore`.
+    /// Implements `kvd_sessions_restore`.
     fn kvd_sessions_restore(
         sessions: Ref<Sessions>, found: Ref<Shown>, rows: In<Block>, rows_len: usize,
         objects: In<Block>, objects_len: usize, back: Out<Back>,
@@ -273,7 +273,7 @@ exported! {
         let lent = Lent::new();
         let rows = buffers(&lent, "rows", rows.slice("rows", rows_len)?, true)?;
         let objects = buffers(&lent, "objects", objects.slice("objects", objects_len)?, true)?;
-        // It returns only when no lane touches the memory any more.
+        // It returns after the last copy thread has released the memory.
         let restored = sessions.restore(found, rows, objects)?;
         if let Some(back) = back {
             back.put(&Back {
@@ -285,7 +285,7 @@ exported! {
         match restored.whole {
             true => Ok(()),
             false => Err(Failure::new(Status::NotWhole, format!(
-                "session {} has lost a part: {} of its {} tokens have come",
+                "session {} is incomplete: {} of its {} tokens were restored",
                 found.id, restored.cached_tokens, found.tokens.len(),
             ))),
         }

@@ -1,4 +1,4 @@
-//! Tasks: puts, gets and lookups under way.
+//! Tasks: puts, gets, lookups and prefetches in progress.
 
 use kvdepot_store::{Outcome, Task};
 
@@ -6,30 +6,30 @@ use crate::given::{Out, span};
 use crate::guard::Failure;
 use crate::handle::Ref;
 
-/// `kvd_outcome`.
+/// Outcome of one key, `kvd_outcome`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum Became {
-    /// It worked.
+    /// Success.
     Done = 0,
     /// Not known yet.
     Pending = 1,
-    /// There is no such block.
+    /// No tier has the block.
     Miss = 2,
-    /// It did not verify.
+    /// The block failed checksum verification.
     Corrupt = 3,
-    /// The memory has another length than the block.
+    /// The memory and the block differ in length.
     Length = 4,
-    /// No room could be freed.
+    /// No space could be freed.
     Full = 5,
-    /// A queue is full, or a tier could not take it.
+    /// A queue is full, or a tier could not store the block.
     Dropped = 6,
-    /// It is not worth what would have to go.
+    /// Rejected by the admission policy or another rule of a tier.
     Declined = 7,
-    /// The depot was closed before.
+    /// The depot closed before the block was stored or promoted.
     Closed = 8,
-    /// An outcome that this version has no number for.
+    /// An outcome without a number in this version.
     Other = 9,
 }
 
@@ -56,7 +56,7 @@ fn outcomes(task: &Task) -> Vec<u8> {
 }
 
 exported! {
-    /// `kvd_task_wait`.
+    /// Implements `kvd_task_wait`.
     fn kvd_task_wait(
         task: Ref<Task>, timeout_ms: u64, became: Out<u8>, became_len: usize,
     ) {
@@ -69,17 +69,17 @@ exported! {
             became.place("outcomes")?;
         }
         let waited = task.wait(span(timeout_ms)).map(drop);
-        // What is known is told, too, where the time is over.
+        // After a time-out, the outcomes that are known are returned too.
         became.fill("outcomes", became_len, &outcomes(task))?;
         Ok(waited?)
     }
 
-    /// `kvd_task_wait_released`.
+    /// Implements `kvd_task_wait_released`.
     fn kvd_task_wait_released(task: Ref<Task>, timeout_ms: u64) {
         Ok(task.get("task")?.wait_released(span(timeout_ms))?)
     }
 
-    /// `kvd_task_free`. The memory is the caller's again when it returns.
+    /// Implements `kvd_task_free`. The memory is released when it returns.
     fn kvd_task_free(task: Ref<Task>) {
         match task.end() {
             Some(task) => Ok(task.wait_released(None)?),

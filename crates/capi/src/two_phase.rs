@@ -1,4 +1,4 @@
-//! Pins and reservations: blocks that stay, or are being written, while others move their bytes.
+//! Pins and reservations, for stores and loads whose bytes other processes copy.
 
 use std::ffi::{CStr, CString, c_char};
 use std::fmt;
@@ -12,17 +12,17 @@ use crate::guard::Failure;
 use crate::handle::{Made, Ref, many};
 use crate::sessions::c_text;
 
-/// `KVD_PIN_PREFIX`: nothing behind the first miss.
+/// `KVD_PIN_PREFIX`: pin only the blocks before the first miss.
 pub const PIN_PREFIX: u32 = 1;
-/// `KVD_RESERVE_PREFIX`: nothing from the first block on that finds no room.
+/// `KVD_RESERVE_PREFIX`: stop at the first block that is rejected or has no space.
 pub const RESERVE_PREFIX: u32 = 1;
-/// `KVD_RESERVE_STRICT`: nothing where one finds none.
+/// `KVD_RESERVE_STRICT`: fail if one block has no space.
 pub const RESERVE_STRICT: u32 = 2;
 
-/// Something of a block that lasts until it is ended, and where it lies.
+/// A pin or reservation with its placement.
 pub struct Hold<T> {
     what: T,
-    /// Shared by those of one call, which are ended together.
+    /// Shared by the holds of one call, which are ended together.
     namespace: Arc<Namespace>,
     placement: Vec<u8>,
     tier: CString,
@@ -34,21 +34,21 @@ impl<T> fmt::Debug for Hold<T> {
     }
 }
 
-/// `kvd_place`.
+/// Description of a pin or reservation, `kvd_place`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Place {
-    /// Its size, as the caller knows it.
+    /// Size of the struct in bytes, as the caller knows it.
     pub struct_size: usize,
-    /// Where the bytes are, for a mover.
+    /// Placement of the block, for a mover.
     pub placement: *const u8,
-    /// Its bytes.
+    /// Size of the placement in bytes.
     pub placement_len: usize,
-    /// The tier's name, of a pin.
+    /// Name of the tier of a pin; empty for a reservation.
     pub tier: *const c_char,
-    /// Bytes of the block.
+    /// Size of the block in bytes.
     pub bytes: u64,
-    /// Its key.
+    /// Key of the block.
     pub key: [u8; 32],
 }
 
@@ -82,14 +82,14 @@ impl<T> Hold<T> {
     }
 }
 
-/// A reservation, and the bytes of its parts.
+/// A reservation, and the size of its parts in bytes.
 #[derive(Debug)]
 pub struct Room {
     reservation: Reservation,
     bytes: u64,
 }
 
-/// Handles of an array, null for none.
+/// Writes handles into the caller's array, null for `None`. If that fails, `undo` ends them.
 fn tell<T>(
     all: Vec<Option<Hold<T>>>,
     field: &str,
@@ -108,7 +108,7 @@ where
         .map(next)
         .map(|handle| handle.unwrap_or_else(Ref::none))
         .collect();
-    // Of a prompt the answer may end early.
+    // With a prefix flag, the result may be shorter than the array.
     told.resize(len.max(told.len()), Ref::none());
     let filled = into.fill(field, len, &told);
     if filled.is_err() {
@@ -117,7 +117,7 @@ where
     filled
 }
 
-/// Calls with those that one call has made together.
+/// Calls `end` once for each group of holds that one call made.
 fn each_call<T>(holds: Vec<Hold<T>>, mut end: impl FnMut(&Namespace, Vec<T>)) {
     let mut holds = holds.into_iter().peekable();
     while let Some(first) = holds.next() {
@@ -141,7 +141,7 @@ fn abort(holds: Vec<Hold<Room>>) {
     });
 }
 
-/// Those of an array that are not null.
+/// Returns the handles of an array that are not null.
 fn given<T>(field: &str, all: In<Ref<Hold<T>>>, len: usize) -> Result<Vec<Ref<Hold<T>>>, Failure>
 where
     Hold<T>: Send + Sync,
@@ -156,7 +156,7 @@ where
 }
 
 exported! {
-    /// `kvd_pin`.
+    /// Implements `kvd_pin`.
     fn kvd_pin(
         namespace: Ref<Namespace>, wanted: In<[u8; 32]>, wanted_len: usize, flags: u32,
         pins: Made<Hold<Pin>>,
@@ -175,15 +175,15 @@ exported! {
         tell(held.collect(), "pins", &pins, wanted_len, |pins| unpin(pins, false))
     }
 
-    /// `kvd_pinned_look`.
-    fn kvd_pinned_look(pin: Ref<Hold<Pin>>, place: Out<Place>) {
+    /// Implements `kvd_pinned_info`.
+    fn kvd_pinned_info(pin: Ref<Hold<Pin>>, place: Out<Place>) {
         let place = place.sized("place")?;
         let hold = pin.get("pin")?;
         place.put(&hold.place(hold.what.key(), hold.what.bytes()));
         Ok(())
     }
 
-    /// `kvd_unpin`.
+    /// Implements `kvd_unpin`.
     fn kvd_unpin(pins: In<Ref<Hold<Pin>>>, pins_len: usize, served: u32) {
         let served = crate::given::flag("served", served)?;
         let pins = given("pins", pins, pins_len)?;
@@ -191,7 +191,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_discard`.
+    /// Implements `kvd_discard`.
     fn kvd_discard(pins: In<Ref<Hold<Pin>>>, pins_len: usize, count: Out<usize>) {
         let count = count.wanted("count")?;
         let mut gone = 0;
@@ -205,7 +205,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_reserve`.
+    /// Implements `kvd_reserve`.
     fn kvd_reserve(
         namespace: Ref<Namespace>, wanted: In<[u8; 32]>, wanted_len: usize, parts: In<u64>,
         parts_len: usize, flags: u32, rooms: Made<Hold<Room>>,
@@ -232,15 +232,15 @@ exported! {
         tell(held.collect(), "reserved", &rooms, wanted_len, abort)
     }
 
-    /// `kvd_reserved_look`.
-    fn kvd_reserved_look(room: Ref<Hold<Room>>, place: Out<Place>) {
+    /// Implements `kvd_reserved_info`.
+    fn kvd_reserved_info(room: Ref<Hold<Room>>, place: Out<Place>) {
         let place = place.sized("place")?;
         let hold = room.get("reserved")?;
         place.put(&hold.place(hold.what.reservation.key(), hold.what.bytes));
         Ok(())
     }
 
-    /// `kvd_commit`.
+    /// Implements `kvd_commit`.
     fn kvd_commit(
         rooms: In<Ref<Hold<Room>>>, rooms_len: usize, sums: In<[u8; 16]>, sums_len: usize,
         stored: Out<u8>,
@@ -258,7 +258,7 @@ exported! {
             room.get("reserved").is_ok_and(|room| room.what.reservation.check(list).is_ok())
         });
         if !wanted || sums.next().is_some() {
-            let allowed = "one for each part of each reservation that is not NULL";
+            let allowed = "one checksum per part of each reservation that is not NULL";
             return Err(Failure::input("sums_len", sums_len, allowed));
         }
         let mut lists = lists.into_iter();
@@ -283,7 +283,7 @@ exported! {
         failed.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// `kvd_abort`.
+    /// Implements `kvd_abort`.
     fn kvd_abort(rooms: In<Ref<Hold<Room>>>, rooms_len: usize) {
         let rooms = given("reserved", rooms, rooms_len)?;
         abort(rooms.into_iter().filter_map(Ref::end).collect());

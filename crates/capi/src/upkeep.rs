@@ -1,4 +1,4 @@
-//! Looking after sessions: listing, showing, verifying, removing, and files.
+//! Maintenance of sessions: listing, verification, removal, and session files.
 
 use std::ffi::{CString, c_char};
 use std::path::Path;
@@ -11,27 +11,27 @@ use crate::handle::{Made, Ref};
 use crate::save::{ID_LEN, digits};
 use crate::sessions::{Shown, c_text};
 
-/// `kvd_listed`.
+/// Entry of a list of sessions, `kvd_listed`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Row {
-    /// Its size, as the caller knows it.
+    /// Size of the struct in bytes, as the caller knows it.
     pub struct_size: usize,
-    /// The session's name.
+    /// ID of the session.
     pub id: *const c_char,
-    /// What was noted.
+    /// Note of the user.
     pub note: *const c_char,
-    /// Its tokens.
+    /// Number of tokens.
     pub tokens: u64,
-    /// Bytes of its text.
+    /// Size of the text in bytes.
     pub text_bytes: u64,
-    /// Bytes of all that it names.
+    /// Size of all pieces and objects in bytes.
     pub bytes: u64,
-    /// When it was saved, in Unix seconds.
+    /// Time of the save in seconds since 1970.
     pub created: u64,
-    /// Why.
+    /// A `kvd_reason`.
     pub reason: u32,
-    /// Whether it did not verify, or was not whole.
+    /// 1 if it is incomplete or failed verification.
     pub bad: u32,
 }
 
@@ -43,17 +43,17 @@ unsafe impl Growing for Row {
     const FIRST: usize = 64;
 }
 
-/// `kvd_checked`.
+/// Result of a verification, `kvd_checked`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Checked {
-    /// Its size, as the caller knows it.
+    /// Size of the struct in bytes, as the caller knows it.
     pub struct_size: usize,
-    /// Pieces and objects.
+    /// Number of pieces and objects.
     pub blocks: u64,
-    /// Their bytes.
+    /// Size of the pieces and objects in bytes.
     pub bytes: u64,
-    /// Of those, what is not there or does not verify.
+    /// Number of pieces and objects that are missing or failed verification.
     pub missing: u64,
 }
 
@@ -65,11 +65,11 @@ unsafe impl Growing for Checked {
     const FIRST: usize = 32;
 }
 
-/// All sessions, as they were.
+/// A list of all sessions, as they were at the call.
 #[derive(Debug)]
 pub struct List(Vec<(CString, CString, Listed)>);
 
-/// The number of a reason.
+/// Converts a reason into a `kvd_reason`.
 pub(crate) fn number(reason: Reason) -> u32 {
     match reason {
         Reason::Cold => 1,
@@ -84,7 +84,7 @@ fn id(sessions: &Sessions, given: &Text) -> Result<Id, Failure> {
     Ok(sessions.find(given.read("session")?)?)
 }
 
-/// Whether a file is one of ds4's.
+/// Returns true for the format of ds4.
 fn is_ds4(format: u32) -> Result<bool, Failure> {
     match format {
         0 => Ok(false),
@@ -98,7 +98,7 @@ fn is_ds4(format: u32) -> Result<bool, Failure> {
 }
 
 exported! {
-    /// `kvd_sessions_list`.
+    /// Implements `kvd_sessions_list`.
     fn kvd_sessions_list(sessions: Ref<Sessions>, list: Made<List>) {
         let list = list.making("list")?;
         let rows = sessions.get("sessions")?.list().into_iter();
@@ -107,18 +107,18 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_list_len`.
+    /// Implements `kvd_list_len`.
     fn kvd_list_len(list: Ref<List>, len: Out<usize>) {
         len.place("len")?.put(list.get("list")?.0.len());
         Ok(())
     }
 
-    /// `kvd_list_row`.
+    /// Implements `kvd_list_row`.
     fn kvd_list_row(list: Ref<List>, at: usize, row: Out<Row>) {
         let row = row.sized("row")?;
         let all = &list.get("list")?.0;
         let Some((id, note, one)) = all.get(at) else {
-            return Err(Failure::input("at", at, format!("below {}", all.len())));
+            return Err(Failure::input("at", at, format!("less than {}", all.len())));
         };
         row.put(&Row {
             struct_size: 0,
@@ -134,13 +134,13 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_list_free`.
+    /// Implements `kvd_list_free`.
     fn kvd_list_free(list: Ref<List>) {
         drop(list.end());
         Ok(())
     }
 
-    /// `kvd_sessions_named`.
+    /// Implements `kvd_sessions_named`.
     fn kvd_sessions_named(sessions: Ref<Sessions>, session: Text, found: Made<Shown>) {
         let found = found.making("found")?;
         let sessions = sessions.get("sessions")?;
@@ -148,7 +148,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_sessions_verify`.
+    /// Implements `kvd_sessions_verify`.
     fn kvd_sessions_verify(sessions: Ref<Sessions>, session: Text, checked: Out<Checked>) {
         let told = match checked.wanted("checked")? {
             Some(_) => Some(checked.sized("checked")?),
@@ -168,19 +168,19 @@ exported! {
             [] => Ok(()),
             _ => {
                 let missing = checked.missing.join(", ");
-                let message = format!("not there, or not what was saved: {missing}");
+                let message = format!("missing or corrupt: {missing}");
                 Err(Failure::new(Status::NotWhole, message))
             }
         }
     }
 
-    /// `kvd_sessions_remove`.
+    /// Implements `kvd_sessions_remove`.
     fn kvd_sessions_remove(sessions: Ref<Sessions>, session: Text) {
         let sessions = sessions.get("sessions")?;
         Ok(sessions.remove(id(sessions, &session)?)?)
     }
 
-    /// `kvd_sessions_export`.
+    /// Implements `kvd_sessions_export`.
     fn kvd_sessions_export(
         sessions: Ref<Sessions>, session: Text, path: Text, format: u32, bytes: Out<u64>,
     ) {
@@ -198,7 +198,7 @@ exported! {
         Ok(())
     }
 
-    /// `kvd_sessions_import`. `id` has room for 33 bytes.
+    /// Implements `kvd_sessions_import`. `id` is an array of `ID_LEN` bytes.
     fn kvd_sessions_import(
         sessions: Ref<Sessions>, path: Text, format: u32, id: Out<c_char>,
     ) {

@@ -24,7 +24,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     Session(#[from] kvdepot_session::Error),
     /// Nothing is where an arena was expected.
-    #[error("{path}: there is no arena", path = path.display())]
+    #[error("{path}: no arena found", path = path.display())]
     NoArena {
         /// Path of the missing arena.
         path: PathBuf,
@@ -34,15 +34,16 @@ pub(crate) enum Error {
         instance: Option<String>,
     },
     /// Nothing is where an arena was to be removed.
-    #[error("{}: there is no arena, and nothing was removed", .0.display())]
+    #[error("{}: no arena found; nothing was removed", .0.display())]
     Absent(PathBuf),
     /// A command reads an arena, and was given a depot's socket.
     #[error(
-        "unix:{}: ls, stat, and rm with --namespace or --key ask the depot at a socket", .0.display()
+        "unix:{} is not allowed here; only ls, stat, and rm with --namespace or --key accept a \
+         socket", .0.display()
     )]
     NotServed(PathBuf),
     /// A socket has its listener.
-    #[error("{path}: a process listens there", path = path.display())]
+    #[error("{path}: another process is listening on this socket", path = path.display())]
     InUse {
         /// The socket.
         path: PathBuf,
@@ -58,7 +59,7 @@ pub(crate) enum Error {
         host: String,
     },
     /// An option's value is impossible.
-    #[error("{field}: {value} is not allowed; allowed: {allowed}")]
+    #[error("{}", not_allowed(field, value, allowed))]
     Usage {
         /// The option.
         field: &'static str,
@@ -68,10 +69,10 @@ pub(crate) enum Error {
         allowed: String,
     },
     /// `rm` was not told what to remove.
-    #[error("PATH is missing: the arena to remove, or --namespace, --key, --all")]
+    #[error("PATH is required: the arena to remove (or use --namespace, --key or --all)")]
     Nameless,
     /// `rm` asked, and nobody said yes.
-    #[error("nothing was removed: rm asks on a terminal first, and nobody has said \"y\"")]
+    #[error("nothing was removed: confirmation needs a terminal, or use --yes")]
     Unconfirmed,
     /// A file operation failed.
     #[error("{path}: {source}", path = path.display())]
@@ -95,7 +96,27 @@ pub(crate) enum Error {
     Interrupted,
 }
 
+/// The text of a value that is not allowed, or that is missing.
+fn not_allowed(field: &str, value: &str, allowed: &str) -> String {
+    match value {
+        "missing" => format!("{field} is required: {allowed}"),
+        _ => format!("{field}: {value} is not allowed; allowed: {allowed}"),
+    }
+}
+
 impl Error {
+    /// The error of a file that a user gave as `field`, and that cannot be read.
+    pub(crate) fn unreadable<'a>(
+        field: &'static str,
+        path: &'a Path,
+    ) -> impl Fn(std::io::Error) -> Error + 'a {
+        move |source| Error::Usage {
+            field,
+            value: path.display().to_string(),
+            allowed: format!("a file that this user can read ({source})"),
+        }
+    }
+
     pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.into();
         move |source| Error::Io { path, source }
@@ -124,32 +145,32 @@ impl Error {
                 instance: Some(instance),
                 ..
             } => Some(format!(
-                "the first engine or service with instance: {instance} makes it"
+                "the first engine or server with instance: {instance} creates it"
             )),
             Error::NoArena { default: true, .. } => Some(
-                "the first engine that starts with kvdepot makes the default arena; name the \
-                 PATH of another, or --instance"
+                "the first engine that starts with kvdepot creates the default arena; give the \
+                 PATH of another arena, or --instance"
                     .into(),
             ),
-            Error::Unconfirmed => Some("--yes removes without a question".into()),
+            Error::Unconfirmed => Some("--yes removes without confirmation".into()),
             Error::Owned { pid, host, .. }
             | Error::Store(kvdepot_store::Error::Locked { pid, host, .. }) => Some(format!(
-                "end process {pid} on {host} first; ls, stat and verify work beside it"
+                "end process {pid} on {host} first; ls, stat and verify work while it is running"
             )),
             Error::Store(kvdepot_store::Error::Media(kvdepot_media::Error::WrongKind {
                 path,
                 found: "a socket",
             })) => Some(format!(
-                "unix:{} asks the process that listens there",
+                "unix:{} queries the server of this socket",
                 path.display()
             )),
             Error::Store(kvdepot_store::Error::Media(kvdepot_media::Error::WrongKind {
                 path,
                 found: "a directory",
             })) if matches!(block_files(path), Ok(Some(_))) => Some(format!(
-                "it has the blocks of a tier of files: kvdepot verify {path} reads them, kvdepot \
-                 session ls {path} lists its sessions, and unix:SOCKET asks a process that has it \
-                 open; once no process has, rm -r {path} removes it",
+                "it is a directory of the tier Posix: kvdepot verify {path} checks its blocks, \
+                 kvdepot session ls {path} lists its sessions, and unix:SOCKET queries a server \
+                 that has it open; when no process uses it, rm -r {path} removes it",
                 path = as_path(path)
             )),
             Error::Store(kvdepot_store::Error::Config { field, value, .. })
@@ -157,7 +178,8 @@ impl Error {
             {
                 let path = value.trim_matches('"');
                 Some(format!(
-                    "a pipeline names tiers, and the path is an option: Posix -o posix.path={path}"
+                    "a pipeline consists of tiers, and the path is an option: Posix -o \
+                     posix.path={path}"
                 ))
             }
             Error::Host(kvdepot_host::Error::NotPrivate { path, .. }) => Some(format!(

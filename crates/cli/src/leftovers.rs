@@ -136,8 +136,8 @@ impl Scratch {
             return Err(Error::Usage {
                 field: "--dir",
                 value: parent.display().to_string(),
-                allowed: "a directory elsewhere, such as /dev/shm: what is made beside the nodes \
-                          of devices is memory, and takes their names"
+                allowed: "a directory other than /dev, such as /dev/shm (a file in /dev is in \
+                          memory, and can take the name of a device)"
                     .into(),
             });
         }
@@ -154,7 +154,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.0) {
-            tracing::warn!(path = %self.0.display(), %error, "could not be removed");
+            tracing::warn!(path = %self.0.display(), %error, "cannot remove a temporary file");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Block devices: how large they are, who uses them, and having one alone.
+//! Block devices: size, users and exclusive use.
 
 use std::fmt;
 use std::fs;
@@ -13,35 +13,40 @@ use super::{Error, Result};
 use crate::fds;
 use crate::fork::LockFd;
 
-/// Bytes of a block device, and of the smallest piece of it that can be read or written.
+/// Size of a block device and of its smallest unit of I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Geometry {
-    /// Its size.
+    /// Size of the device in bytes.
     pub bytes: u64,
-    /// Its logical blocks' size.
+    /// Size of a logical block in bytes.
     pub sector: u32,
 }
 
-/// Asks a block device.
+/// Returns the geometry of the block device that `fd` refers to.
+///
+/// The call moves the file position to the end of the device.
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when the system refuses, or this is none.
+/// [`Error::Os`] if the system call fails, for example because `fd` is not a block device.
 pub fn geometry(fd: impl AsFd) -> Result<Geometry> {
-    let sector = rustix::fs::ioctl_blksszget(&fd).map_err(Error::os("ask a block device"))?;
+    let sector = rustix::fs::ioctl_blksszget(&fd)
+        .map_err(Error::os("get the block size of a block device"))?;
     // As `BLKGETSIZE64`; nobody uses a medium's position.
     let bytes = rustix::fs::seek(&fd, SeekFrom::End(0));
-    let bytes = bytes.map_err(Error::os("ask a block device for its size"))?;
+    let bytes = bytes.map_err(Error::os("get the size of a block device"))?;
     Ok(Geometry { bytes, sector })
 }
 
-/// Claims a block device, as file systems do that are mounted: while the answer is kept, nobody
-/// mounts it or claims it too, nor anything that has some of it. `None` where somebody has.
+/// Claims a block device exclusively, as a mounted file system does.
+///
+/// While the returned descriptor is open, no other process can mount or claim the device, or
+/// anything that uses a part of it. Returns `None` if another process has claimed it.
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when the system refuses, and those of [`LockFd::open`].
+/// [`Error::Os`] if the system call fails, and the errors of [`LockFd::open`].
 pub fn claim(fd: impl AsFd) -> Result<Option<LockFd>> {
     let flags = OFlags::RDWR | OFlags::EXCL;
     match LockFd::open(|| fds::reopen_with(fd.as_fd(), flags)) {
@@ -55,30 +60,30 @@ fn is_busy(error: &std::io::Error) -> bool {
     Errno::from_io_error(error) == Some(Errno::BUSY)
 }
 
-/// Who uses a block device, as far as the system tells.
+/// The users of a block device that the system reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Uses {
-    /// Its name in the system, such as `nvme0n1`; empty where sysfs does not know it.
+    /// Name of the device in the system, such as `nvme0n1`; empty if sysfs does not list it.
     pub name: String,
-    /// Its partitions' names.
+    /// Names of its partitions.
     pub partitions: Vec<String>,
-    /// Devices that are made of it: RAID, LVM, encryption.
+    /// Names of devices that are built on it: RAID, LVM, encryption.
     pub holders: Vec<String>,
-    /// Where it is mounted.
+    /// Paths at which it is mounted.
     pub mounts: Vec<PathBuf>,
-    /// Whether memory is swapped to it.
+    /// True if the device is used as swap space.
     pub swap: bool,
 }
 
 impl Uses {
-    /// Whether sysfs knows the device: of one that it does not know nothing is known here either.
+    /// Returns true if sysfs lists the device. Otherwise its users are unknown.
     #[must_use]
     pub fn is_known(&self) -> bool {
         !self.name.is_empty()
     }
 
-    /// Whether somebody else uses what lies on it.
+    /// Returns true if the device is mounted, used as swap space, or part of another device.
     #[must_use]
     pub fn is_used(&self) -> bool {
         self.swap || !(self.holders.is_empty() && self.mounts.is_empty())
@@ -98,23 +103,23 @@ impl fmt::Display for Uses {
             words.push(format!("mounted at {}", mounts.join(", ")));
         }
         if !self.holders.is_empty() {
-            words.push(format!("a part of {}", self.holders.join(", ")));
+            words.push(format!("part of {}", self.holders.join(", ")));
         }
         if self.swap {
             words.push("used as swap".to_owned());
         }
         if words.is_empty() {
-            words.push("open in a program that wants it alone".to_owned());
+            words.push("opened exclusively by another program".to_owned());
         }
         f.write_str(&words.join(", "))
     }
 }
 
-/// Looks for who uses the block device behind `fd`.
+/// Returns the users of the block device that `fd` refers to.
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when the system refuses, [`Error::Input`] where it is none.
+/// [`Error::Os`] if the system call fails, [`Error::Input`] if `fd` is not a block device.
 pub fn uses(fd: impl AsFd) -> Result<Uses> {
     let (major, minor) = number_of(fd.as_fd())?;
     let entry = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
@@ -136,7 +141,10 @@ fn number_of(fd: BorrowedFd<'_>) -> Result<(u32, u32)> {
     }
 }
 
-/// As [`uses`], by a device's folder in sysfs, as in `/sys/class/block`.
+/// Returns the users of the block device whose sysfs folder is `entry`, for example a folder in
+/// `/sys/class/block`.
+///
+/// It works as [`uses`].
 #[must_use]
 pub fn uses_of(entry: &Path) -> Uses {
     let number = fs::read_to_string(entry.join("dev")).unwrap_or_default();

@@ -16,9 +16,9 @@ use rustix::thread::futex::{self, Flags, Timespec};
 /// Longer limits count as none.
 const LIMIT_MOST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// Wakes threads that wait for something that a `parking_lot::Mutex` guards.
+/// A condition variable for state that a `parking_lot::Mutex` guards.
 ///
-/// A wait may end without a notification: the caller checks its condition again.
+/// A wait may end without a notification, so the caller must check its condition again.
 #[derive(Default)]
 pub struct Condvar {
     /// Counts notifications.
@@ -34,7 +34,7 @@ pub struct Waited {
 }
 
 impl Waited {
-    /// Returns true if the limit passed before a notification.
+    /// Returns true if the limit expired before a notification.
     #[must_use]
     pub fn timed_out(self) -> bool {
         self.timed_out
@@ -51,18 +51,18 @@ impl Condvar {
         }
     }
 
-    /// Releases the lock until a notification, then takes it again.
+    /// Releases the lock until a notification, and then acquires it again.
     pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
         let _notified = self.sleep(guard, None);
     }
 
-    /// Waits as [`wait`](Condvar::wait) does, for at most `limit`.
+    /// Waits as [`wait`](Condvar::wait) does, but at most for `limit`.
     pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, limit: Duration) -> Waited {
         let end = Instant::now() + limit.min(LIMIT_MOST);
         self.sleep(guard, Some(end))
     }
 
-    /// Waits as [`wait`](Condvar::wait) does, until `end` at the latest.
+    /// Waits as [`wait`](Condvar::wait) does, but at most until `end`.
     pub fn wait_until<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, end: Instant) -> Waited {
         self.sleep(guard, Some(end))
     }

@@ -1,4 +1,4 @@
-//! The processor time of this process's threads, and where they may run.
+//! Processor time of the threads of this process, and the processors on which they may run.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use super::{Error, Result};
 /// The kernel keeps this many bytes of a thread's name.
 const THREAD_NAME_MAX: usize = 15;
 
-/// Processor time that all threads of this process have used.
+/// Returns the processor time that all threads of this process have used.
 #[must_use]
 pub fn process_time() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
@@ -21,20 +21,21 @@ pub fn process_time() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
 }
 
-/// Processor time that the calling thread has used.
+/// Returns the processor time that the calling thread has used.
 #[must_use]
 pub fn time_of_this_thread() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
 }
 
-/// The calling thread's number, as the system's tools have it.
+/// Returns the thread ID of the calling thread, as tools such as `ps` show it.
 #[must_use]
 pub fn this_thread() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()
 }
 
-/// Asks the processor to have a value in its caches soon. Unlike a read, nothing waits for it.
+/// Requests that the processor loads a value into its caches. Unlike a read, the call does not wait
+/// for the value.
 #[inline]
 pub fn prefetch<T>(value: &T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -47,15 +48,16 @@ pub fn prefetch<T>(value: &T) {
     let _ = value;
 }
 
-/// Processor time that the living threads whose name starts with `prefix` have used since they
-/// were started.
+/// Returns the processor time of all running threads of this process whose names start with
+/// `prefix`.
 ///
-/// Threads that have ended are not counted, so the sum falls when one ends.
+/// The time counts from the start of each thread. Threads that have ended are not included, so the
+/// sum decreases when a thread ends.
 ///
 /// # Errors
 ///
-/// [`Error::Input`] for a prefix longer than a thread's name can be (15 bytes), [`Error::Path`] or
-/// [`Error::Malformed`] when `/proc` cannot be read.
+/// [`Error::Input`] for a prefix that is longer than a thread name can be (15 bytes).
+/// [`Error::Path`] or [`Error::Malformed`] if `/proc` cannot be read.
 pub fn thread_time(prefix: &str) -> Result<Duration> {
     thread_time_in(Path::new("/proc/self/task"), prefix)
 }
@@ -131,12 +133,15 @@ fn read_if_there(path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// Starts a thread that runs wherever the [process may](reset_affinity), whatever the calling
-/// thread is pinned to. Where that is forbidden it is slower, and nothing else.
+/// Starts a thread named `name` that may run on every processor that the
+/// [process may use](reset_affinity).
+///
+/// The affinity of the calling thread has no effect. If a sandbox forbids to change the affinity,
+/// the thread keeps the caller's affinity and may be slower.
 ///
 /// # Errors
 ///
-/// No thread can be started.
+/// The error of the system if the thread cannot be started.
 pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let run = move || {
         drop(reset_affinity());
@@ -145,28 +150,29 @@ pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Join
     std::thread::Builder::new().name(name.into()).spawn(run)
 }
 
-/// Lets the calling thread run on every processor that its control group allows (at most the first
-/// 1024), and returns how many these are.
+/// Lets the calling thread run on every processor that its control group allows, at most on the
+/// first 1024.
 ///
-/// Engines pin their threads, and a thread inherits the pinning of the one that starts it: without
-/// this, all lanes would share one processor. The kernel itself narrows the request to the control
-/// group's set.
+/// Returns the number of these processors. Engines pin their threads, and a thread inherits the
+/// affinity of the thread that starts it. Without this call, all copy threads would share one
+/// processor. The kernel limits the request to the control group's set.
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when a sandbox forbids the call; the thread then stays where it was.
+/// [`Error::Os`] if a sandbox forbids the call; the affinity is then unchanged.
 pub fn reset_affinity() -> Result<usize> {
     let mut all = CpuSet::new();
     for cpu in 0..CpuSet::MAX_CPU {
         all.set(cpu);
     }
     rustix::thread::sched_setaffinity(None, &all)
-        .map_err(Error::os("let a thread run on every processor"))?;
+        .map_err(Error::os("allow a thread to run on every processor"))?;
     affinity_count()
 }
 
-/// Gives the calling thread, and it alone, this nice value, 1 to 19; 0 leaves it as it is. Best
-/// effort: where a sandbox forbids it, the thread keeps its priority.
+/// Sets the nice value of the calling thread only, 1 to 19; 0 leaves it unchanged.
+///
+/// If a sandbox forbids the call, the thread keeps its priority.
 pub fn be_nice(nice: u8) {
     if nice > 0 {
         // For Linux, "the calling process" is the calling thread here.
@@ -174,9 +180,12 @@ pub fn be_nice(nice: u8) {
     }
 }
 
-/// Lets the calling thread, and it alone, interrupt nobody when it is woken (`SCHED_BATCH`): it
-/// runs at once where a processor is idle, and else when its turn comes. For a thread that works
-/// for one which must not be held up, such as an engine's. Best effort, as [`be_nice`].
+/// Sets the scheduling policy of the calling thread only to `SCHED_BATCH`, so that it does not
+/// preempt other threads when it wakes.
+///
+/// The thread runs immediately on an idle processor and otherwise waits for its turn. This is for
+/// threads that work for a thread that must not be delayed, such as an engine's. If a sandbox
+/// forbids the call, the policy is unchanged.
 pub fn interrupt_nobody() {
     // SAFETY: the parameter is readable; 0 is the calling thread.
     unsafe {
@@ -186,14 +195,14 @@ pub fn interrupt_nobody() {
     }
 }
 
-/// How many processors the calling thread may run on.
+/// Returns the number of processors on which the calling thread may run.
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when a sandbox forbids the call.
+/// [`Error::Os`] if a sandbox forbids the call.
 pub fn affinity_count() -> Result<usize> {
-    let set =
-        rustix::thread::sched_getaffinity(None).map_err(Error::os("ask where a thread may run"))?;
+    let set = rustix::thread::sched_getaffinity(None)
+        .map_err(Error::os("get the processors on which a thread may run"))?;
     Ok(set.count().try_into().unwrap_or(usize::MAX))
 }
 

@@ -1,10 +1,11 @@
-//! A directory that is known by its descriptor, so that it can be handed to another process: files
-//! are made, published and removed in it by plain names, opened by those and by names in folders of
-//! it, and nothing outside it is reached.
+//! Directories that are known by a descriptor, which can be sent to another process.
 //!
-//! What lies at a name may be anything that somebody else has put there: links are not followed,
-//! and what is no regular file is refused. A file that is open stays what it was, whatever happens
-//! to its name.
+//! Files are created, published and removed by plain names. They can be opened by plain names and
+//! by names in subfolders (`ab/cd/name`). No call reaches anything outside the directory.
+//!
+//! Another process may have put anything at a name. Therefore these calls do not follow links, and
+//! reject everything that is not a regular file. An open file remains the same file regardless of
+//! its name.
 
 mod folders;
 
@@ -27,23 +28,24 @@ const NAME_MAX: usize = 255;
 /// where nobody means ill.
 const TEMPORARY_TRIES: usize = 16;
 
-/// How a file is opened.
+/// Access mode of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "files are read, or written too")]
 pub enum Access {
-    /// To be read.
+    /// Read only.
     Read,
-    /// To be read and written.
+    /// Read and write.
     Write,
 }
 
-/// What becomes of a file that has the name already.
+/// Behavior of [`Temporary::publish`] if a file has the name already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "it stays or it goes")]
 pub enum Before {
-    /// It stays, and nothing is published.
+    /// Keep the old file and publish nothing.
     Stays,
-    /// It is replaced in one step: at any moment the name is one of the two whole files.
+    /// Replace the old file in one step: at any moment the name refers to one of the two complete
+    /// files.
     Goes,
 }
 
@@ -54,11 +56,12 @@ pub struct Dir {
 }
 
 impl Dir {
-    /// The directory at a path, whose own links are followed: it is its user's choice.
+    /// Opens the directory at `path`. Links in the path are followed, because the user chose the
+    /// path.
     ///
     /// # Errors
     ///
-    /// [`Error::Path`] when there is none, or it may not be searched.
+    /// [`Error::Path`] if the directory does not exist or may not be opened.
     pub fn open(path: &Path) -> Result<Dir> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::empty());
@@ -66,11 +69,11 @@ impl Dir {
         Ok(Dir { fd })
     }
 
-    /// The directory behind a descriptor that somebody else has opened.
+    /// Creates a directory from a descriptor that another process has opened.
     ///
     /// # Errors
     ///
-    /// [`Error::Input`] for a descriptor of something else.
+    /// [`Error::Input`] if the descriptor is not a directory.
     pub fn adopt(fd: OwnedFd) -> Result<Dir> {
         let stat = stat_of(&fd)?;
         match FileType::from_raw_mode(stat.st_mode) {
@@ -78,38 +81,41 @@ impl Dir {
             other => Err(Error::Input {
                 field: "descriptor",
                 value: format!("{other:?}"),
-                allowed: "that of a directory".to_owned(),
+                allowed: "the descriptor of a directory".to_owned(),
             }),
         }
     }
 
-    /// Another descriptor of it, for another process.
+    /// Returns another descriptor of the directory, for another process.
     ///
     /// # Errors
     ///
-    /// [`Error::Os`] when there are too many.
+    /// [`Error::Os`] if the process has too many descriptors.
     pub fn twin(&self) -> Result<OwnedFd> {
         fds::twin(&self.fd)
     }
 
-    /// The regular file of this name, which may lie in folders of the directory (`ab/cd/name`);
-    /// `None` where nothing has it.
+    /// Opens the regular file `name`, which may be in subfolders (`ab/cd/name`).
+    ///
+    /// Returns `None` if nothing has this name.
     ///
     /// # Errors
     ///
-    /// [`Error::Input`] for what is not made of plain names, and where a link or another thing that
-    /// is no regular file, or no folder, lies; [`Error::Os`] when the system refuses.
+    /// [`Error::Input`] if a component of `name` is not a plain name, or if the path contains a
+    /// link, a folder that is something else, or a file that is not regular. [`Error::Os`] if a
+    /// system call fails.
     pub fn open_at(&self, name: &str, access: Access) -> Result<Option<OwnedFd>> {
         let file = self.open_seen(name, access, false)?;
         Ok(file.map(|(file, _)| file))
     }
 
-    /// As [`Dir::open_at`], with what the file is; past the page cache with `direct`, where
-    /// the file system has that.
+    /// Opens the regular file `name` as [`Dir::open_at`] does, and also returns its metadata.
+    ///
+    /// With `direct`, the file bypasses the page cache if the file system supports that.
     ///
     /// # Errors
     ///
-    /// As [`Dir::open_at`].
+    /// The errors of [`Dir::open_at`].
     pub fn open_seen(
         &self,
         name: &str,
@@ -175,11 +181,12 @@ impl Dir {
         open(at.as_ref().unwrap_or(&self.fd), name, flags)
     }
 
-    /// A new file without a name, mode 0600, which goes with its descriptor unless it is published.
+    /// Creates a temporary file with mode 0600. It is deleted when it is dropped, unless it was
+    /// published.
     ///
     /// # Errors
     ///
-    /// [`Error::Os`] when the system refuses.
+    /// [`Error::Os`] if a system call fails.
     pub fn temporary(&self) -> Result<Temporary<'_>> {
         if let Some(file) = self.unnamed(false)? {
             return Ok(self.holds(file, None));
@@ -192,18 +199,20 @@ impl Dir {
             match retry_on_intr(|| rustix::fs::openat(&self.fd, &*name, flags, mode)) {
                 Ok(file) => return Ok(self.holds(file, Some(name))),
                 Err(Errno::EXIST) => {}
-                Err(errno) => return Err(Error::os("make a file in a directory")(errno)),
+                Err(errno) => return Err(Error::os("create a file in a directory")(errno)),
             }
         }
         Err(Error::os("find a free name in a directory")(Errno::EXIST))
     }
 
-    /// A new file without a name, mode 0600, to be read and written; past the page cache with
-    /// `direct`. `None` where the file system has no such files, or not such direct ones.
+    /// Creates a file without a name, mode 0600, for reading and writing.
+    ///
+    /// With `direct`, the file bypasses the page cache. Returns `None` if the file system does not
+    /// support such files.
     ///
     /// # Errors
     ///
-    /// [`Error::Os`] when the system refuses.
+    /// [`Error::Os`] if a system call fails.
     pub fn unnamed(&self, direct: bool) -> Result<Option<OwnedFd>> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::TMPFILE;
         let flags = if direct {
@@ -215,17 +224,19 @@ impl Dir {
         match retry_on_intr(|| rustix::fs::openat(&self.fd, ".", flags, mode)) {
             Ok(file) => Ok(Some(file)),
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => Ok(None),
-            Err(errno) => Err(Error::os("make a file in a directory")(errno)),
+            Err(errno) => Err(Error::os("create a file in a directory")(errno)),
         }
     }
 
-    /// Gives an open file a name here that nothing has; false where something has. By the
-    /// descriptor: no name of it can be taken for another's meanwhile.
+    /// Gives an open file the name `name` in this directory. Returns false if the name exists
+    /// already.
+    ///
+    /// The call uses the descriptor, so it always links this file and no other one.
     ///
     /// # Errors
     ///
-    /// [`Error::Input`] for what is no plain name, [`Error::Os`] when the system refuses: where
-    /// `/proc` is not there, too.
+    /// [`Error::Input`] if `name` is not a plain name. [`Error::Os`] if a system call fails, for
+    /// example because `/proc` is missing.
     pub fn link(&self, file: impl AsFd, name: &str) -> Result<bool> {
         check(name)?;
         let own = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
@@ -245,12 +256,13 @@ impl Dir {
         }
     }
 
-    /// Removes the file, or the link, of this name; whether there was one. Whoever has it open
-    /// keeps it.
+    /// Removes the file or link `name`. Returns true if there was one.
+    ///
+    /// Processes that have the file open can still use it.
     ///
     /// # Errors
     ///
-    /// [`Error::Input`] for what is no plain name, [`Error::Os`] when the system refuses.
+    /// [`Error::Input`] if `name` is not a plain name, [`Error::Os`] if a system call fails.
     pub fn remove(&self, name: &str) -> Result<bool> {
         check(name)?;
         self.unlink(name)
@@ -271,7 +283,7 @@ impl AsFd for Dir {
     }
 }
 
-/// A file that nobody finds yet.
+/// A file that other processes cannot find by a name before it is published.
 #[derive(Debug)]
 pub struct Temporary<'a> {
     dir: &'a Dir,
@@ -281,12 +293,13 @@ pub struct Temporary<'a> {
 }
 
 impl Temporary<'_> {
-    /// Gives the file its name; false where one has it and stays. This very file, whatever has
-    /// become of a name that it had.
+    /// Gives the file the name `name`. Returns false if a file has this name and `before` keeps it.
+    ///
+    /// The call always publishes this file, also if another process has changed the temporary name.
     ///
     /// # Errors
     ///
-    /// [`Error::Input`] for what is no plain name, [`Error::Os`] when the system refuses.
+    /// [`Error::Input`] if `name` is not a plain name, [`Error::Os`] if a system call fails.
     pub fn publish(self, name: &str, before: Before) -> Result<bool> {
         if self.dir.link(&self.file, name)? {
             return Ok(true);
@@ -332,7 +345,7 @@ fn spare_name() -> String {
 }
 
 fn stat_of(fd: &OwnedFd) -> Result<Stat> {
-    rustix::fs::fstat(fd).map_err(Error::os("look at a descriptor"))
+    rustix::fs::fstat(fd).map_err(Error::os("examine a descriptor"))
 }
 
 /// Refuses what would lead elsewhere, or is no name.
@@ -354,7 +367,7 @@ fn other(name: &str) -> Error {
     Error::Input {
         field: "name",
         value: name.to_owned(),
-        allowed: "that of a regular file, not of a link or anything else".to_owned(),
+        allowed: "the name of a regular file (not of a link or of another kind of file)".to_owned(),
     }
 }
 

@@ -1,9 +1,11 @@
-//! Directories that are private to the user: sockets in one, caches in the other.
+//! Private directories of the user: one for sockets and one for caches.
 //!
-//! Both have mode 0700 and belong to the effective user. A directory that another user prepared
-//! under the same name (in `/tmp` anyone can), or a symbolic link, is refused: whoever owns the
-//! directory could put a socket of its own there. One of this user that its group may enter becomes
-//! private again: Kubernetes gives a volume to the group `fsGroup` each time that a pod starts.
+//! Both have mode 0700 and belong to the effective user. A symbolic link, or a directory of another
+//! user under the same name, is rejected. In `/tmp` any user can create such a directory, and its
+//! owner could put a socket of its own there.
+//!
+//! A directory of this user that its group may enter becomes private again. Kubernetes, for
+//! example, gives a volume to the group `fsGroup` at each start of a pod.
 
 use std::env;
 use std::fs;
@@ -17,14 +19,16 @@ use rustix::io::Errno;
 
 use super::{Error, Result, limits};
 
-/// The directory for sockets, made when it is missing: `kvdepot` in `$XDG_RUNTIME_DIR`, or
-/// `/tmp/kvdepot-<uid>` where that variable names no directory of this user. Where that cannot be
-/// written, as in a container whose root is read-only, it is in `/dev/shm`.
+/// Returns the directory for sockets, and creates it if it is missing.
+///
+/// It is `kvdepot` in `$XDG_RUNTIME_DIR`. If that variable does not name a directory of this user,
+/// it is `/tmp/kvdepot-<uid>`. If `/tmp` cannot be written, as in a container with a read-only
+/// root, it is in `/dev/shm`.
 ///
 /// # Errors
 ///
-/// [`Error::NotPrivate`] when it belongs to someone else, is open to others or is a symbolic link;
-/// [`Error::Path`] when it cannot be made.
+/// [`Error::NotPrivate`] if the directory belongs to another user, is open to others or is a
+/// symbolic link. [`Error::Path`] if it cannot be created.
 pub fn runtime_dir() -> Result<PathBuf> {
     runtime_dir_in(
         env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from),
@@ -48,13 +52,14 @@ fn runtime_dir_in(session: Option<PathBuf>, [shared, memory]: [&Path; 2]) -> Res
         .or_else(|error| instead(error, || private(memory.join(&own))))
 }
 
-/// The directory for what can be computed again, made when it is missing: `kvdepot` in
-/// `$XDG_CACHE_HOME`, or in `.cache` of the home directory. Where there is none that this user can
-/// write, it is `kvdepot-<uid>/cache` in `$TMPDIR`, or in `/tmp`, and the log says so.
+/// Returns the directory for data that can be computed again, and creates it if it is missing.
+///
+/// It is `kvdepot` in `$XDG_CACHE_HOME`, or in `.cache` of the home directory. If this user can
+/// write neither, it is `kvdepot-<uid>/cache` in `$TMPDIR` or `/tmp`, and kvdepot logs a warning.
 ///
 /// # Errors
 ///
-/// Those of [`runtime_dir`], and [`Error::Input`] when the user has no home directory.
+/// The errors of [`runtime_dir`], and [`Error::Input`] if the user has no home directory.
 pub fn cache_dir() -> Result<PathBuf> {
     let base = env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
@@ -71,7 +76,7 @@ fn cache_dir_in(base: Option<PathBuf>, shared: &Path) -> Result<PathBuf> {
     let base = base.ok_or_else(|| Error::Input {
         field: "HOME",
         value: "not set".to_owned(),
-        allowed: "an absolute path, here or in XDG_CACHE_HOME".to_owned(),
+        allowed: "an absolute path in HOME or in XDG_CACHE_HOME".to_owned(),
     });
     let usual = base.and_then(|base| {
         fs::DirBuilder::new()
@@ -89,8 +94,8 @@ fn cache_dir_in(base: Option<PathBuf>, shared: &Path) -> Result<PathBuf> {
         static SAID: Once = Once::new();
         SAID.call_once(|| {
             tracing::warn!(error = why, path = %found.display(),
-                "the user has no cache directory that can be written: default arenas lie \
-                 elsewhere, where they may not last (set XDG_CACHE_HOME, or give dax.path)");
+                "no writable cache directory; default arenas are in a temporary directory and \
+                 may be lost (set XDG_CACHE_HOME or dax.path)");
         });
         Ok(found)
     })
@@ -113,15 +118,18 @@ fn instead(error: Error, fallback: impl FnOnce() -> Result<PathBuf>) -> Result<P
 fn writable(path: PathBuf) -> Result<PathBuf> {
     match limits::can_make_files(&path) {
         Ok(()) => Ok(path),
-        Err(error) => Err(Error::path("make files in", path)(error)),
+        Err(error) => Err(Error::path("create files in", path)(error)),
     }
 }
 
-/// Makes the directory with mode 0700 unless it is there, and refuses it unless it is ours alone.
+/// Creates the directory with mode 0700 if it is missing, and checks that only this user can access
+/// it.
+///
+/// Returns its path.
 ///
 /// # Errors
 ///
-/// Those of [`runtime_dir`].
+/// The errors of [`runtime_dir`].
 pub fn private(path: impl Into<PathBuf>) -> Result<PathBuf> {
     let path = path.into();
     match fs::DirBuilder::new().mode(0o700).create(&path) {
@@ -139,7 +147,7 @@ pub fn private(path: impl Into<PathBuf>) -> Result<PathBuf> {
         Ok(dir) => dir,
         Err(Errno::LOOP | Errno::NOTDIR) => {
             return Err(refused(
-                "it is a symbolic link or no directory; remove it".to_owned(),
+                "it is a symbolic link or not a directory; remove it".to_owned(),
             ));
         }
         Err(errno @ Errno::ACCESS) => return Err(refused(errno.to_string())),
@@ -159,11 +167,12 @@ pub fn private(path: impl Into<PathBuf>) -> Result<PathBuf> {
     }
     if mode & 0o007 != 0 || rustix::fs::fchmod(&dir, Mode::RWXU).is_err() {
         return Err(refused(format!(
-            "its mode is {mode:03o}, expected 700 (chmod 700)"
+            "its mode is {mode:03o}; set it to 700 (chmod 700)"
         )));
     }
     tracing::warn!(path = %path.display(), before = format!("{mode:03o}"),
-        "the directory was open to its group, its mode is now 700 (the fsGroup of a pod does that)");
+        "directory was accessible to its group; mode changed to 0700 (a pod's fsGroup changes \
+         it at each start)");
     Ok(path)
 }
 

@@ -7,7 +7,8 @@ use parking_lot::Mutex;
 /// How long after a line there is no other one.
 const EACH: Duration = Duration::from_secs(60);
 
-/// Which of many events of one kind are logged: the first, and then at most one a minute.
+/// A rate limit for log lines of one kind: the first event is logged, and then at most one per
+/// minute.
 #[derive(Debug, Default)]
 pub struct EachMinute(Mutex<Last>);
 
@@ -19,7 +20,8 @@ struct Last {
 }
 
 impl EachMinute {
-    /// Whether an event is to be logged now, and how many were not since the last one.
+    /// Returns the number of events since the last log line if this event should be logged, and
+    /// `None` otherwise.
     #[must_use]
     pub fn may_say(&self) -> Option<u64> {
         self.may_say_at(Instant::now())

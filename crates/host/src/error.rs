@@ -3,85 +3,85 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What can go wrong when the host is asked for something.
+/// An error of a host service.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A system call failed.
     #[error("cannot {operation}: {source}")]
     Os {
-        /// What was attempted, as it completes "cannot …".
+        /// The operation, as text that completes "cannot …".
         operation: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A system call on a named file failed.
     #[error("cannot {operation} {}: {source}", path.display())]
     Path {
-        /// What was attempted, as it completes "cannot …".
+        /// The operation, as text that completes "cannot …".
         operation: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The caller passed something that is not allowed.
-    #[error("{field} is {value}, allowed is {allowed}")]
+    /// An argument has a value that is not allowed.
+    #[error("{field}: {value} is not allowed; allowed: {allowed}")]
     Input {
-        /// The argument.
+        /// Name of the argument.
         field: &'static str,
-        /// What was passed.
+        /// The value in the call.
         value: String,
-        /// What may be passed.
+        /// Description of the allowed values.
         allowed: String,
     },
-    /// A file of the system, or a peer's message, does not have the form it should have.
+    /// A system file, or a message of a peer, does not have the expected form.
     #[error("{what} is {value}, expected {expected}")]
     Malformed {
-        /// The file or message.
+        /// Name of the file or message.
         what: String,
-        /// What it holds.
+        /// Its content.
         value: String,
-        /// What it should hold.
+        /// Description of the expected content.
         expected: &'static str,
     },
-    /// A directory that must be private to this user is not.
-    #[error("{} is not private to this user: {reason}", path.display())]
+    /// A directory that must be private to this user can be accessed by others.
+    #[error("{} is accessible to other users: {reason}", path.display())]
     NotPrivate {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// What is wrong with it, and what would be right.
+        /// Description of the problem and of the required state.
         reason: String,
     },
     /// The process does not exist, or it has ended.
     #[error("process {pid} does not exist or has ended")]
     NoProcess {
-        /// Its number.
+        /// Process ID.
         pid: u32,
     },
-    /// The peer lives in a process-number namespace that this one cannot see, so its death could
-    /// not be noticed.
+    /// The peer is in a PID namespace that this process cannot see, so its exit could not be
+    /// detected.
     #[error(
-        "the peer's process (uid {uid}) has no process number here, so that its death could not be \
-         noticed: give both one process namespace (containers of a pod: shareProcessNamespace: \
-         true; pods of a host: hostPID: true; docker: --pid=host)"
+        "the other process (uid {uid}) is in another PID namespace, so its exit could not be \
+         detected; share the PID namespace (containers of a pod: shareProcessNamespace: true; \
+         pods of a host: hostPID: true; docker: --pid=host)"
     )]
     ForeignPeer {
-        /// The peer's user.
+        /// User ID of the peer.
         uid: u32,
     },
-    /// The descriptor was opened before a fork, and this is the child.
-    #[error("this process is a fork of the one that opened the descriptor, and owns nothing of it")]
+    /// The descriptor was opened before a fork, and this process is the child.
+    #[error("this descriptor was opened before a fork and cannot be used in the child")]
     Forked,
 }
 
-/// A result of the host's services.
+/// The result of a host service.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// The system's own classification, where the system was involved.
+    /// Returns the system's classification of the error, if a system call caused it.
     ///
-    /// A receive that ran into a socket's time limit is [`io::ErrorKind::WouldBlock`].
+    /// A receive that exceeded the socket's time limit is [`io::ErrorKind::WouldBlock`].
     #[must_use]
     pub fn io_kind(&self) -> Option<io::ErrorKind> {
         match self {

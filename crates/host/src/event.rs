@@ -1,4 +1,4 @@
-//! A descriptor that becomes readable when something happened, for programs that poll.
+//! A pollable event: a descriptor that becomes readable after a signal.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
@@ -7,37 +7,38 @@ use rustix::io::{Errno, retry_on_intr};
 
 use super::{Error, Result};
 
-/// A flag that can be polled: readable from [`Event::signal`] to [`Event::clear`].
+/// A flag that programs can poll: readable from [`Event::signal`] to [`Event::clear`].
 #[derive(Debug)]
 pub struct Event {
     fd: OwnedFd,
 }
 
 impl Event {
-    /// An event that has not happened.
+    /// Creates an event that is not signaled.
     ///
     /// # Errors
-    /// [`Error::Os`] when the process has no descriptor left.
+    ///
+    /// [`Error::Os`] if the process has no free descriptor.
     pub fn new() -> Result<Event> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let fd = eventfd(0, flags).map_err(Error::os("make an event descriptor"))?;
+        let fd = eventfd(0, flags).map_err(Error::os("create an event descriptor"))?;
         Ok(Event { fd })
     }
 
-    /// The descriptor to poll.
+    /// Returns the descriptor to poll.
     #[must_use]
     pub fn fd(&self) -> RawFd {
         self.fd.as_fd().as_raw_fd()
     }
 
-    /// Makes it readable; it stays so until it is cleared.
+    /// Makes the descriptor readable until the event is cleared.
     pub fn signal(&self) {
         // A full counter (EAGAIN) is readable too, and nothing else can be refused.
         let written = retry_on_intr(|| rustix::io::write(&self.fd, &1u64.to_le_bytes()));
         debug_assert!(matches!(written, Ok(8) | Err(Errno::AGAIN)));
     }
 
-    /// Makes it unreadable until the next signal.
+    /// Makes the descriptor unreadable until the next signal.
     pub fn clear(&self) {
         let read = retry_on_intr(|| rustix::io::read(&self.fd, &mut [0; 8]));
         debug_assert!(matches!(read, Ok(8) | Err(Errno::AGAIN)));

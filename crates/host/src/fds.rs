@@ -1,8 +1,8 @@
-//! Descriptors that travel over a Unix socket, and descriptors opened anew.
+//! Descriptors over Unix sockets: sending, receiving, duplicating and reopening them.
 //!
-//! Passing a descriptor shares its open file description: its locks (see [`super::lock`]), its
-//! offset and its access. A sender keeps the description that carries its own lock to itself, and
-//! a receiver that wants a lock of its own [`reopen`]s what it got.
+//! A descriptor that is sent shares its open file description with the receiver: its locks (see
+//! [`super::lock`]), its offset and its access mode. Therefore a sender never sends the description
+//! that carries its own lock. A receiver that needs a lock of its own [`reopen`]s the descriptor.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -23,16 +23,17 @@ use rustix::net::{
 
 use super::{Error, Result};
 
-/// Most descriptors in one message. An owner hands out one for each of its media, one for each
-/// directory of a tier, and one more; the kernel's own limit is 253.
+/// Maximum number of descriptors in one message. An owner sends one per medium, one per directory
+/// of a tier, and one more; the limit of the kernel is 253.
 pub const DESCRIPTORS_MAX: usize = 49;
 
-/// An empty file in memory, without a name in any file system; `name` is for people who look at
-/// descriptors. Mode 0600.
+/// Creates an empty file in memory with mode 0600 and without a name in any file system.
+///
+/// `name` is shown to people who inspect descriptors.
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when the system refuses.
+/// [`Error::Os`] if a system call fails.
 pub fn memory_file(name: &str) -> Result<OwnedFd> {
     let file = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)
         .map_err(Error::os("create a file in memory"))?;
@@ -41,29 +42,29 @@ pub fn memory_file(name: &str) -> Result<OwnedFd> {
     Ok(file)
 }
 
-/// Sends all of `bytes`, with `fds` attached to the first of them.
+/// Sends all of `bytes`, with `fds` attached to the first byte.
 ///
-/// The descriptors stay open here; the receiver gets duplicates.
+/// The descriptors stay open in this process; the receiver gets duplicates.
 ///
 /// # Errors
 ///
-/// [`Error::Input`] for more than [`DESCRIPTORS_MAX`] descriptors, or descriptors without a byte
-/// that carries them. [`Error::Os`] when the peer is gone (no signal is raised) or the socket's
-/// time limit ran out; the message may then have been sent in part, and the connection is of no
-/// further use.
+/// [`Error::Input`] for more than [`DESCRIPTORS_MAX`] descriptors, or for descriptors without any
+/// bytes. [`Error::Os`] if the peer has closed the connection (without a signal) or the socket's
+/// time limit expired. Then a part of the message may have been sent, and the connection must not
+/// be used further.
 pub fn send(socket: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
     if fds.len() > DESCRIPTORS_MAX {
         return Err(Error::Input {
             field: "descriptors",
             value: fds.len().to_string(),
-            allowed: format!("at most {DESCRIPTORS_MAX} in a message"),
+            allowed: format!("at most {DESCRIPTORS_MAX} descriptors per message"),
         });
     }
     if bytes.is_empty() && !fds.is_empty() {
         return Err(Error::Input {
             field: "bytes",
             value: "empty".to_owned(),
-            allowed: "at least one byte, which carries the descriptors".to_owned(),
+            allowed: "at least one byte (descriptors cannot be sent without data)".to_owned(),
         });
     }
     let mut sent = 0;
@@ -84,12 +85,12 @@ pub fn send(socket: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result
     Ok(())
 }
 
-/// Connects to a socket. Where too many others stand in line there, it waits at most `patience`
-/// for its place.
+/// Connects to the socket at `path`. If the listener's queue is full, it waits for at most
+/// `patience`.
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when nobody listens, or for too long.
+/// [`Error::Os`] if no process listens, or if the queue stays full.
 pub fn connect(path: &Path, patience: Duration) -> Result<UnixStream> {
     let refused = |errno| Error::os("connect")(errno);
     let address = SocketAddrUnix::new(path).map_err(refused)?;
@@ -103,12 +104,13 @@ pub fn connect(path: &Path, patience: Duration) -> Result<UnixStream> {
     Ok(socket.into())
 }
 
-/// Connects to a socket with a name in Linux's abstract namespace, without a wait: any process may
-/// listen there, so a listener that has no space for one more is as good as none.
+/// Connects to a socket with the name `name` in Linux's abstract namespace, without waiting.
+///
+/// Any process may listen there, so a listener with a full queue counts as absent.
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when no process listens, or too many connections wait there.
+/// [`Error::Os`] if no process listens, or if its queue is full.
 pub fn connect_abstract(name: &[u8]) -> Result<UnixStream> {
     let refused = |errno| Error::os("connect")(errno);
     let address = SocketAddrUnix::new_abstract_name(name).map_err(refused)?;
@@ -120,21 +122,21 @@ pub fn connect_abstract(name: &[u8]) -> Result<UnixStream> {
     Ok(socket.into())
 }
 
-/// Waits until something can be read, or the connection has ended; false when `timeout` passed
-/// first.
+/// Waits until data can be read or the connection has ended. Returns false after `timeout` or a
+/// signal.
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when the system refuses.
+/// [`Error::Os`] if the system call fails.
 pub fn wait_readable(socket: &UnixStream, timeout: Duration) -> Result<bool> {
     wait(socket, PollFlags::IN, timeout)
 }
 
-/// As [`wait_readable`], until [`try_send`] can send something, or fails.
+/// Waits until [`try_send`] can send data or would fail. Returns false after `timeout` or a signal.
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when the system refuses.
+/// [`Error::Os`] if the system call fails.
 pub fn wait_writable(socket: &UnixStream, timeout: Duration) -> Result<bool> {
     wait(socket, PollFlags::OUT, timeout)
 }
@@ -150,11 +152,12 @@ fn wait(socket: &UnixStream, what: PollFlags, timeout: Duration) -> Result<bool>
     }
 }
 
-/// Sends as much of `bytes` as the connection takes at once, and says how much that was.
+/// Sends as much of `bytes` as the connection accepts without waiting, and returns the number of
+/// bytes sent.
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when the peer is gone (no signal is raised).
+/// [`Error::Os`] if the peer has closed the connection (without a signal).
 pub fn try_send(socket: &UnixStream, bytes: &[u8]) -> Result<usize> {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     match retry_on_intr(|| rustix::net::send(socket, bytes, flags)) {
@@ -163,18 +166,19 @@ pub fn try_send(socket: &UnixStream, bytes: &[u8]) -> Result<usize> {
     }
 }
 
-/// Receives what is there, at most `bytes.len()` bytes, with the descriptors attached to them.
+/// Receives available data, at most `bytes.len()` bytes, with the attached descriptors.
 ///
-/// A stream has no message boundaries: the count may be smaller than what was sent at once, and it
-/// is 0 when the peer closed the connection. Descriptors come with the first byte of their
-/// message. They are closed on exec.
+/// A stream has no message boundaries: one call may return fewer bytes than the peer sent in one
+/// call. The count is 0 if the peer closed the connection. Descriptors arrive with the first byte
+/// of their message and are closed on exec.
 ///
 /// # Errors
 ///
-/// [`Error::Malformed`] when the peer attached more than [`DESCRIPTORS_MAX`] descriptors or this
-/// process has no room for them (those that arrived are closed again). [`Error::Os`] when the
-/// connection broke, or the socket's time limit ran out ([`Error::io_kind`] is then
-/// [`WouldBlock`](std::io::ErrorKind::WouldBlock)).
+/// [`Error::Malformed`] if the peer attached more than [`DESCRIPTORS_MAX`] descriptors, or if this
+/// process has too few free ones. Descriptors that arrived are then closed.
+///
+/// [`Error::Os`] if the connection failed or the socket's time limit expired. For the time limit,
+/// [`Error::io_kind`] returns [`WouldBlock`](std::io::ErrorKind::WouldBlock).
 pub fn recv(socket: &UnixStream, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -197,33 +201,36 @@ pub fn recv(socket: &UnixStream, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd
     if message.flags.contains(ReturnFlags::CTRUNC) || fds.len() > DESCRIPTORS_MAX {
         return Err(Error::Malformed {
             what: "the peer's message".to_owned(),
-            value: format!("cut after {} descriptors", fds.len()),
-            expected: "at most 33 descriptors, and room for them in this process",
+            value: format!("truncated after {} descriptors", fds.len()),
+            expected: "at most 33 descriptors (and enough free descriptors in this process)",
         });
     }
     Ok((message.bytes, fds))
 }
 
-/// Another descriptor of the same description: its position and its locks are those of the first.
+/// Duplicates a descriptor. Both descriptors share one description, with its position and its
+/// locks.
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when there are too many.
+/// [`Error::Os`] if the process has too many descriptors.
 pub fn twin(fd: impl AsFd) -> Result<OwnedFd> {
     rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(Error::os("duplicate a descriptor"))
 }
 
-/// Opens the file or device behind `fd` again: a new open file description, with no locks, that
-/// nothing else refers to.
+/// Opens the file or device of `fd` again, with a new open file description.
 ///
-/// It works for files without a name (a memory file, an unlinked file) and does not depend on what
-/// the name means by now. The file's permissions are checked anew: whoever may open the file for
-/// writing can turn a read-only descriptor into a writable one.
+/// The new description has no locks, and nothing else refers to it. With `read_only` it can only be
+/// read.
+///
+/// The call works for files without a name (a memory file, an unlinked file), and does not depend
+/// on the present meaning of the name. The system checks the file's permissions again. So a process
+/// that may open the file for writing can turn a read-only descriptor into a writable one.
 ///
 /// # Errors
 ///
-/// [`Error::Input`] when `fd` is neither a regular file nor a character or block device,
-/// [`Error::Os`] when the system refuses, for example for lack of permission or of `/proc`.
+/// [`Error::Input`] if `fd` is neither a regular file nor a character or block device.
+/// [`Error::Os`] if a system call fails, for example for lack of permission or of `/proc`.
 pub fn reopen(fd: impl AsFd, read_only: bool) -> Result<OwnedFd> {
     let access = if read_only {
         OFlags::RDONLY

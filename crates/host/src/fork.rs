@@ -1,25 +1,28 @@
-//! A forked child owns nothing.
+//! Fork safety: a forked child owns nothing.
 //!
-//! After `fork` the child has a duplicate of every descriptor, and each duplicate would keep a lock
-//! alive after the death of the parent that holds it. So descriptors that carry locks are kept as
-//! [`LockFd`], and a handler that the C library runs in the child closes the child's duplicates at
-//! once; that leaves the parent's locks as they are. Sockets are kept as [`Unshared`], for whoever
-//! is at their other end. The handler also moves the process's [`epoch`] on, by which everything
-//! that was opened before can refuse to work in the child.
+//! After `fork` the child has a duplicate of every descriptor. Each duplicate would keep a lock
+//! alive after the death of the parent that holds the lock. Therefore descriptors that carry locks
+//! are kept as [`LockFd`]. A handler that the C library runs in the child closes the child's
+//! duplicates immediately and leaves the parent's locks unchanged.
 //!
-//! The handler runs where another thread may have been stopped half-way through anything: it uses
-//! nothing but atomic integers and system calls. Nor does anything that runs before the fork wait
-//! for a lock. That leaves two races, because another thread may open and close while one forks,
-//! and because the kernel copies the descriptors at another moment than the memory:
+//! Sockets are kept as [`Unshared`], so that the peer can detect the death of the parent. The
+//! handler also advances the [`epoch`] of the process. Objects that were opened before the fork can
+//! compare it and return an error in the child.
+//!
+//! The handler runs while another thread may be stopped at any point. Therefore it uses only atomic
+//! integers and system calls. Code that runs before the fork does not wait for a lock either. Two
+//! races remain, because another thread may open and close descriptors during the fork, and because
+//! the kernel copies descriptors and memory at different moments:
 //!
 //! * *Opened but not yet registered.* [`LockFd::open`] counts forks before and after, and opens a
-//!   fresh description when one was under way. The child may keep a description on which no lock
-//!   is ever taken.
+//!   new description if a fork was in progress. The child may keep a description that never carries
+//!   a lock.
 //! * *Closed or unregistered in one copy but not in the other.* Dropping first releases the locks,
-//!   by a call that binds all duplicates. The child may keep a description without locks.
+//!   with a call that applies to all duplicates. The child may keep a description without locks.
 //!
-//! Not covered, because the C library's handlers do not run there: a bare `clone` system call, and
-//! the short time between `posix_spawn` (or `vfork`) and its `exec`, which closes the descriptors.
+//! The handlers of the C library do not run for a bare `clone` system call, nor between
+//! `posix_spawn` (or `vfork`) and its `exec`, which closes the descriptors. These two cases are not
+//! covered.
 
 mod sockets;
 
@@ -35,8 +38,8 @@ use super::{Error, Result};
 use crate::lock::{self, Kind};
 pub use sockets::Unshared;
 
-/// Most lock descriptors of a process: a process opens one or two for each of its arenas, and the
-/// handler looks at every slot.
+/// Maximum number of lock descriptors in a process. A process opens one or two per arena, and the
+/// handler visits every slot.
 pub const LOCK_FDS_MAX: usize = 1024;
 
 /// How long to wait for a moment without a fork. One fork takes milliseconds, or some hundreds of
@@ -77,19 +80,19 @@ extern "C" fn after_fork_in_child() {
     FORKS_ENDED.store(FORKS_BEGUN.load(SeqCst), SeqCst);
 }
 
-/// A number that differs between a process and those that it was forked from.
+/// Returns a number that differs between a process and the processes from which it was forked.
 ///
-/// It only moves once [`install`] has been called.
+/// The number changes only after [`install`] was called.
 #[must_use]
 pub fn epoch() -> u64 {
     EPOCH.load(SeqCst)
 }
 
-/// Makes sure that the handlers run at every fork from now on. Cheap after the first call.
+/// Installs the fork handlers, which run at every later fork. Later calls are cheap.
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when the system is out of memory.
+/// [`Error::Os`] if the system is out of memory.
 pub fn install() -> Result<()> {
     // No lock: another thread may fork while this one holds it, and the child would wait for it for
     // ever. Handlers that two threads install at once run twice, which changes nothing.
@@ -107,18 +110,18 @@ pub fn install() -> Result<()> {
     Ok(())
 }
 
-/// A function for the C library to call at a fork.
+/// A function that the C library calls at a fork.
 pub type Handler = unsafe extern "C" fn();
 
-/// Has functions called at every fork from now on.
+/// Registers functions that the C library calls at every later fork.
 ///
 /// # Safety
 ///
-/// They use nothing but atomics and what a signal handler may call, and do not unwind.
+/// The functions use only atomics and calls that a signal handler may make, and they do not unwind.
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when the system is out of memory.
+/// [`Error::Os`] if the system is out of memory.
 pub unsafe fn at_fork(
     before: Option<Handler>,
     after_in_parent: Option<Handler>,
@@ -137,37 +140,41 @@ pub unsafe fn at_fork(
     }
 }
 
-/// The process that made something, told apart from those that were forked from it. A process's
-/// number does not do: a child has its parent's once that is gone, or in a namespace of its own.
+/// The process that created an object, distinguished from processes that were forked from it.
+///
+/// A process ID does not suffice: a child can get the ID of its parent after the parent's death, or
+/// in a PID namespace of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     epoch: u64,
 }
 
 impl Origin {
-    /// This process.
+    /// Returns the calling process.
     ///
     /// # Errors
     ///
-    /// Those of [`install`].
+    /// The errors of [`install`].
     pub fn here() -> Result<Origin> {
         install()?;
         Ok(Origin { epoch: epoch() })
     }
 
-    /// Whether this process is the one, and not a fork of it.
+    /// Returns true in the process that created the value, and false in its forked children.
     #[must_use]
     pub fn is_here(self) -> bool {
         self.epoch == epoch()
     }
 }
 
-/// Runs `open`, which opens or receives descriptors and registers them, again and again until no
-/// other thread has forked meanwhile: whatever child comes later finds them registered.
+/// Calls `open` until one call completes without a fork by another thread.
+///
+/// `open` opens or receives descriptors and registers them. Any later child then finds them
+/// registered.
 ///
 /// # Errors
 ///
-/// Those of `open`. [`Error::Os`] when other threads fork without a pause for ten seconds.
+/// The errors of `open`. [`Error::Os`] if other threads fork without a pause for ten seconds.
 pub fn between_forks<T, E: From<Error>>(
     mut open: impl FnMut() -> std::result::Result<T, E>,
 ) -> std::result::Result<T, E> {
@@ -199,13 +206,14 @@ fn register(fd: &OwnedFd) -> Result<&'static AtomicI32> {
     claimed.ok_or_else(|| Error::Input {
         field: "lock descriptors",
         value: (LOCK_FDS_MAX + 1).to_string(),
-        allowed: format!("at most {LOCK_FDS_MAX} in a process"),
+        allowed: format!("at most {LOCK_FDS_MAX} per process"),
     })
 }
 
-/// A descriptor that is for another process: locks on its description are that one's, and a forked
-/// child keeps nothing of it, which would keep them alive. Dropping it closes it and leaves the
-/// locks as they are.
+/// A descriptor that belongs to another process, together with the locks on its description.
+///
+/// A forked child keeps no duplicate, which would keep the locks alive. Dropping the value closes
+/// the descriptor and leaves the locks unchanged.
 #[derive(Debug)]
 pub struct LentFd {
     /// `None` only while dropping.
@@ -215,12 +223,13 @@ pub struct LentFd {
 }
 
 impl LentFd {
-    /// Keeps what `open` opens; it is called again when another thread forks meanwhile.
+    /// Takes the descriptor that `open` returns. It calls `open` again if another thread forks at
+    /// the same time.
     ///
     /// # Errors
     ///
-    /// Those of `open` and of [`between_forks`]; [`Error::Input`] beyond [`LOCK_FDS_MAX`]
-    /// descriptors.
+    /// The errors of `open` and of [`between_forks`]. [`Error::Input`] for more than
+    /// [`LOCK_FDS_MAX`] descriptors.
     pub fn open<E: From<Error>>(
         mut open: impl FnMut() -> std::result::Result<OwnedFd, E>,
     ) -> std::result::Result<LentFd, E> {
@@ -235,11 +244,11 @@ impl LentFd {
         })
     }
 
-    /// Another descriptor of the same description.
+    /// Returns another descriptor of the same description.
     ///
     /// # Errors
     ///
-    /// Those of [`LentFd::open`], [`Error::Forked`] in a forked child.
+    /// The errors of [`LentFd::open`], and [`Error::Forked`] in a forked child.
     pub fn try_clone(&self) -> Result<LentFd> {
         let twin = |fd: BorrowedFd<'_>| fd.try_clone_to_owned();
         let failed = |error: io::Error| {
@@ -249,7 +258,7 @@ impl LentFd {
         LentFd::open(|| twin(self.fd()?).map_err(failed))
     }
 
-    /// The descriptor.
+    /// Returns the descriptor.
     ///
     /// # Errors
     ///
@@ -281,11 +290,12 @@ impl Drop for LentFd {
 
 /// A descriptor for locks that a forked child does not inherit.
 ///
-/// Its description should be its own: not mapped, not sent, not duplicated (see
-/// [`host`](super)); or one that was received with a lock on it, which then lives as long as this
-/// and what is mapped from it. Dropping it releases all locks of the description at once, and
-/// closes it. In a forked child every method fails with [`Error::Forked`], and dropping does
-/// nothing.
+/// Its description must not be mapped, sent or duplicated (see [`host`](super)). The exception is a
+/// description that was received with a lock on it. That lock then lasts as long as this value and
+/// all mappings made from it.
+///
+/// Dropping the value releases all locks of the description immediately and closes the descriptor.
+/// In a forked child every method fails with [`Error::Forked`], and dropping has no effect.
 #[derive(Debug)]
 pub struct LockFd {
     /// `None` only while dropping.
@@ -295,31 +305,32 @@ pub struct LockFd {
 }
 
 impl LockFd {
-    /// Keeps what `open` opens, which must be a new description each time: it is called again when
-    /// another thread forks meanwhile.
+    /// Takes the descriptor that `open` returns, which must have a new description at each call.
+    ///
+    /// It calls `open` again if another thread forks at the same time.
     ///
     /// # Errors
     ///
-    /// Those of `open`, of [`LockFd::adopt`] and of [`between_forks`].
+    /// The errors of `open`, of [`LockFd::adopt`] and of [`between_forks`].
     pub fn open(mut open: impl FnMut() -> Result<OwnedFd>) -> Result<LockFd> {
         between_forks(|| LockFd::adopt(open()?))
     }
 
-    /// A description of its own for the file or device behind `fd` (see
+    /// Opens a separate description for the file or device of `fd` (see
     /// [`reopen`](crate::fds::reopen)).
     ///
     /// # Errors
     ///
-    /// Those of [`reopen`](crate::fds::reopen) and [`LockFd::open`].
+    /// The errors of [`reopen`](crate::fds::reopen) and of [`LockFd::open`].
     pub fn reopen(fd: impl AsFd, read_only: bool) -> Result<LockFd> {
         LockFd::open(|| crate::fds::reopen(&fd, read_only))
     }
 
-    /// Keeps a descriptor, within [`between_forks`].
+    /// Takes a descriptor. Call it only within [`between_forks`].
     ///
     /// # Errors
     ///
-    /// [`Error::Input`] beyond [`LOCK_FDS_MAX`] descriptors.
+    /// [`Error::Input`] for more than [`LOCK_FDS_MAX`] descriptors.
     pub fn adopt(fd: OwnedFd) -> Result<LockFd> {
         let slot = register(&fd)?;
         Ok(LockFd {
@@ -329,11 +340,11 @@ impl LockFd {
         })
     }
 
-    /// The descriptor.
+    /// Returns the descriptor.
     ///
     /// # Errors
     ///
-    /// [`Error::Forked`] in a forked child, as is that of all methods below.
+    /// [`Error::Forked`] in a forked child, as for all methods below.
     pub fn fd(&self) -> Result<BorrowedFd<'_>> {
         match &self.fd {
             Some(fd) if self.epoch == epoch() => Ok(fd.as_fd()),
@@ -341,47 +352,47 @@ impl LockFd {
         }
     }
 
-    /// See [`lock::try_lock`].
+    /// Locks `byte` without waiting; see [`lock::try_lock`].
     ///
     /// # Errors
     ///
-    /// [`Error::Forked`], or those of [`lock::try_lock`].
+    /// [`Error::Forked`], or the errors of [`lock::try_lock`].
     pub fn try_lock(&self, byte: u64, kind: Kind) -> Result<bool> {
         lock::try_lock(self.fd()?, byte, kind)
     }
 
-    /// See [`lock::lock_timeout`].
+    /// Locks `byte`, waiting at most for `timeout`; see [`lock::lock_timeout`].
     ///
     /// # Errors
     ///
-    /// [`Error::Forked`], or those of [`lock::try_lock`].
+    /// [`Error::Forked`], or the errors of [`lock::try_lock`].
     pub fn lock_timeout(&self, byte: u64, kind: Kind, timeout: Duration) -> Result<bool> {
         lock::lock_timeout(self.fd()?, byte, kind, timeout)
     }
 
-    /// See [`lock::unlock`].
+    /// Releases `byte`; see [`lock::unlock`].
     ///
     /// # Errors
     ///
-    /// [`Error::Forked`], or those of [`lock::try_lock`].
+    /// [`Error::Forked`], or the errors of [`lock::try_lock`].
     pub fn unlock(&self, byte: u64) -> Result<()> {
         lock::unlock(self.fd()?, byte)
     }
 
-    /// See [`lock::held_by_other`].
+    /// Returns the lock that another description has on `byte`; see [`lock::held_by_other`].
     ///
     /// # Errors
     ///
-    /// [`Error::Forked`], or those of [`lock::try_lock`].
+    /// [`Error::Forked`], or the errors of [`lock::try_lock`].
     pub fn held_by_other(&self, byte: u64) -> Result<Option<Kind>> {
         lock::held_by_other(self.fd()?, byte)
     }
 
-    /// See [`lock::is_locked`].
+    /// Returns true if another description has a lock on `byte`; see [`lock::is_locked`].
     ///
     /// # Errors
     ///
-    /// [`Error::Forked`], or those of [`lock::try_lock`].
+    /// [`Error::Forked`], or the errors of [`lock::try_lock`].
     pub fn is_locked(&self, byte: u64) -> Result<bool> {
         lock::is_locked(self.fd()?, byte)
     }

@@ -1,6 +1,7 @@
-//! Which processes hold a lock. The kernel names nobody for locks of open file descriptions, but
-//! `/proc` says for each descriptor of a process that may be looked into which locks its
-//! description carries.
+//! The processes that hold a lock.
+//!
+//! The kernel does not name the holders of open file description locks. But `/proc` lists, for each
+//! descriptor of a process that this process may inspect, the locks of its description.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -11,11 +12,11 @@ use std::path::Path;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// Process number.
+    /// Process ID.
     pub pid: u32,
-    /// The program's name, as the kernel has it; empty when it could not be read.
+    /// Program name as the kernel reports it; empty if it could not be read.
     pub name: String,
-    /// Whether it is stopped: by a signal, or by a debugger.
+    /// True if a signal or a debugger has stopped the process.
     pub stopped: bool,
 }
 
@@ -26,10 +27,12 @@ impl std::fmt::Display for Holder {
     }
 }
 
-/// The processes that hold `byte` of the medium behind `fd`, this one too, by their numbers. Those
-/// of other users, of other process namespaces, and those that keep nothing of the description but
-/// a mapping are not seen. It looks at every descriptor of every process that it may look into,
-/// which takes milliseconds.
+/// Returns the processes that hold `byte` of the medium that `fd` refers to, in order of their
+/// process IDs.
+///
+/// The list can include this process. It does not include processes of other users, of other PID
+/// namespaces, and processes that have only a mapping of the description. The call inspects every
+/// descriptor of every process that it may read, which takes milliseconds.
 #[must_use]
 pub fn holders(fd: impl AsFd, byte: u64) -> Vec<Holder> {
     let medium = fd.as_fd().try_clone_to_owned().map(fs::File::from);
@@ -51,7 +54,8 @@ pub fn holders(fd: impl AsFd, byte: u64) -> Vec<Holder> {
     found
 }
 
-/// Whether this process holds `byte` of the medium behind `fd`, by whatever description.
+/// Returns true if this process holds `byte` of the medium that `fd` refers to, with any
+/// description.
 #[must_use]
 pub fn is_held_here(fd: impl AsFd, byte: u64) -> bool {
     let medium = fd.as_fd().try_clone_to_owned().map(fs::File::from);

@@ -1,24 +1,26 @@
-//! What the host offers and allows: locks, descriptors, processes, forks, limits.
+//! Host services: file locks, descriptors, processes, forks and resource limits.
 //!
-//! The rules that these modules exist for:
+//! The modules enforce these rules:
 //!
-//! * an arena has one owner, held by a lock on the medium that ends with the owner's death
-//!   ([`lock`], [`fork`]);
-//! * helpers of an owner get descriptors of its media over a Unix socket ([`fds`]) from a peer
-//!   whose credentials the kernel vouches for ([`peer`]);
-//! * a reservation ends with the death of its process, never by a broken connection alone
-//!   ([`peer::Process`]);
-//! * a block device is one program's alone ([`block`]);
-//! * a forked child owns nothing ([`fork`]), and may have threads of its own ([`Condvar`]);
-//! * defaults fit what the machine *and* its control group allow ([`limits`], [`cpu`], [`dirs`]).
+//! * An arena has one owner. A lock on the medium proves ownership and ends when the owner dies
+//!   ([`lock`], [`fork`]).
+//! * The workers of an owner receive descriptors of its media over a Unix socket ([`fds`]). The
+//!   kernel vouches for the credentials of the peer ([`peer`]).
+//! * A reservation ends with the death of its process; a broken connection alone does not end it
+//!   ([`peer::Process`]).
+//! * A block device belongs to one program only ([`block`]).
+//! * A forked child owns nothing ([`fork`]), and may start threads of its own ([`Condvar`]).
+//! * Defaults respect the limits of the machine *and* of its control group ([`limits`], [`cpu`],
+//!   [`dirs`]).
 //!
-//! # Which descriptor a lock lives on
+//! # The descriptor of a lock
 //!
-//! The locks belong to an *open file description*, which lives as long as anything refers to it:
-//! a duplicate of the descriptor, one in a socket's queue or in another process, or a mapping made
-//! from it. A lock that must end with its holder therefore sits on a description of its own, that
-//! is neither mapped nor sent: [`fork::LockFd::reopen`] makes one from any descriptor of the
-//! medium.
+//! Locks belong to an *open file description*. It exists as long as anything refers to it: a
+//! duplicate of the descriptor, a descriptor in a socket's queue or in another process, or a
+//! mapping.
+//!
+//! A lock that must end with its holder therefore needs a description of its own that is neither
+//! mapped nor sent. [`fork::LockFd::reopen`] creates one from any descriptor of the medium.
 
 #![expect(
     unsafe_code,

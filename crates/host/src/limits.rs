@@ -1,10 +1,11 @@
-//! What the machine has and what the control group leaves of it.
+//! Resource limits of the machine and of its control group.
 //!
-//! Defaults come from here: a container that may use 8 GiB of a 1 TiB host must not be offered a
-//! cache of half a terabyte. Both generations of control groups are read, also side by side. A
-//! limit of any ancestor binds, so all of them are read, as far as they are visible; inside a
-//! container the path that the kernel names is often the host's, and then the topmost visible
-//! group is the container's own.
+//! Defaults use these limits. For example, a container that may use 8 GiB of a 1 TiB host must not
+//! get a cache of half a terabyte.
+//!
+//! Both generations of control groups are supported, also at the same time. A limit of any ancestor
+//! applies, so all visible ancestors are read. Inside a container the path that the kernel reports
+//! is often the host's; then the topmost visible group is that of the container.
 
 use std::fs;
 use std::io;
@@ -15,17 +16,17 @@ use rustix::io::Errno;
 
 use super::{Error, Result, cpu};
 
-/// Bytes of memory that this process may use: the machine's, or less where a control group says
-/// so. Swap does not count.
+/// Returns the bytes of memory that this process may use: the machine's, or less if a control group
+/// sets a limit. Swap space does not count.
 ///
 /// # Errors
 ///
-/// [`Error::Path`] or [`Error::Malformed`] when `/proc` or `/sys` cannot be read.
+/// [`Error::Path`] or [`Error::Malformed`] if `/proc` or `/sys` cannot be read.
 pub fn memory_allowed() -> Result<u64> {
     Limits::of_host().memory()
 }
 
-/// Most descriptors that this process may have open now.
+/// Returns the maximum number of descriptors that this process may have open now.
 #[must_use]
 pub fn descriptors() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
@@ -34,32 +35,36 @@ pub fn descriptors() -> usize {
     })
 }
 
-/// How many processors' worth of time threads that may run anywhere (see
-/// [`cpu::reset_affinity`]) can use: the control group's set, or less where it has a quota
-/// (rounded up). At least 1.
+/// Returns the number of processors that unpinned threads can use (see [`cpu::reset_affinity`]), at
+/// least 1.
+///
+/// It is the size of the control group's processor set, or less if the group has a quota (rounded
+/// up).
 ///
 /// # Errors
 ///
-/// [`Error::Path`] or [`Error::Malformed`] when `/proc` or `/sys` cannot be read.
+/// [`Error::Path`] or [`Error::Malformed`] if `/proc` or `/sys` cannot be read.
 pub fn cpus_of_group() -> Result<usize> {
     Limits::of_host().cpus()
 }
 
-/// As [`cpus_of_group`], and not more than the calling thread may run on now.
+/// Returns the smaller of [`cpus_of_group`] and the number of processors on which the calling
+/// thread may run now.
 ///
 /// # Errors
 ///
-/// Those of [`cpus_of_group`] and [`cpu::affinity_count`].
+/// The errors of [`cpus_of_group`] and [`cpu::affinity_count`].
 pub fn cpus_of_thread() -> Result<usize> {
     Ok(cpus_of_group()?.min(cpu::affinity_count()?).max(1))
 }
 
-/// Bytes that an unprivileged user may still write to the file system of `path`, which need not
-/// exist yet: its nearest existing parent counts.
+/// Returns the bytes that an unprivileged user can still write to the file system of `path`.
+///
+/// If `path` does not exist, its nearest existing parent counts.
 ///
 /// # Errors
 ///
-/// [`Error::Path`] when the file system cannot be asked.
+/// [`Error::Path`] if the file system cannot be queried.
 pub fn disk_free(path: &Path) -> Result<u64> {
     let mut candidate = if path.as_os_str().is_empty() {
         Path::new(".")
@@ -77,13 +82,15 @@ pub fn disk_free(path: &Path) -> Result<u64> {
                     None => return Err(Error::path("find", path)(Errno::NOENT)),
                 };
             }
-            Err(errno) => return Err(Error::path("ask for the free space of", candidate)(errno)),
+            Err(errno) => return Err(Error::path("get the free space of", candidate)(errno)),
         }
     }
 }
 
-/// Whether new files of a directory would lie beside the nodes of devices: below `/dev`, and not in
-/// a file system of its own, as `/dev/shm` is.
+/// Returns true if `directory` is below `/dev` in the same file system, so that new files would be
+/// among device nodes.
+///
+/// It is false for a separate file system below `/dev`, such as `/dev/shm`.
 #[must_use]
 pub fn is_of_devices(directory: &Path) -> bool {
     let nodes = Path::new("/dev");
@@ -94,17 +101,18 @@ pub fn is_of_devices(directory: &Path) -> bool {
     below && device(directory) == device(nodes)
 }
 
-/// Whether this user may make files in a directory.
+/// Checks that this user may create files in `directory`.
 ///
 /// # Errors
 ///
-/// What the system says where not.
+/// The error of the system if not.
 pub fn can_make_files(directory: &Path) -> io::Result<()> {
     use rustix::fs::Access;
     rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK).map_err(Into::into)
 }
 
-/// Whether the file system of a directory is memory, so that no reboot leaves anything of it.
+/// Returns true if the file system of `directory` is in memory, so that its files do not survive a
+/// reboot.
 #[must_use]
 pub fn is_of_memory(directory: &Path) -> bool {
     const TMPFS: u64 = 0x0102_1994;
@@ -114,8 +122,8 @@ pub fn is_of_memory(directory: &Path) -> bool {
     kind.is_ok_and(|kind| [TMPFS, RAMFS, HUGETLBFS].contains(&kind))
 }
 
-/// Whether a directory lies on an overlayfs, as what a container's image does not mount has it: it
-/// goes with the container.
+/// Returns true if `directory` is on an overlayfs, such as the writable layer of a container, which
+/// is deleted with the container.
 #[must_use]
 pub fn is_of_container(directory: &Path) -> bool {
     const OVERLAYFS: u64 = 0x794C_7630;
@@ -123,29 +131,29 @@ pub fn is_of_container(directory: &Path) -> bool {
     kind.is_ok_and(|kind| kind == OVERLAYFS)
 }
 
-/// The limits seen through one root directory, so that other machines' files can be read too.
+/// The limits below one root directory, so that files of another machine can be read too.
 #[derive(Clone, Debug)]
 pub struct Limits {
     root: PathBuf,
 }
 
 impl Limits {
-    /// This machine's.
+    /// Returns the limits of this machine.
     #[must_use]
     pub fn of_host() -> Limits {
         Limits::at("/")
     }
 
-    /// Those of the `proc` and `sys` under `root`.
+    /// Returns the limits that `proc` and `sys` below `root` describe.
     pub fn at(root: impl Into<PathBuf>) -> Limits {
         Limits { root: root.into() }
     }
 
-    /// See [`memory_allowed`].
+    /// Returns the bytes of memory that a process may use; see [`memory_allowed`].
     ///
     /// # Errors
     ///
-    /// [`Error::Path`] or [`Error::Malformed`] when a file cannot be read.
+    /// [`Error::Path`] or [`Error::Malformed`] if a file cannot be read.
     pub fn memory(&self) -> Result<u64> {
         let mut bytes = self.memory_of_machine()?;
         for group in self.groups("memory", "memory.max")? {
@@ -171,11 +179,11 @@ impl Limits {
         }
     }
 
-    /// See [`cpus_of_group`].
+    /// Returns the number of processors that unpinned threads can use; see [`cpus_of_group`].
     ///
     /// # Errors
     ///
-    /// [`Error::Path`] or [`Error::Malformed`] when a file cannot be read.
+    /// [`Error::Path`] or [`Error::Malformed`] if a file cannot be read.
     pub fn cpus(&self) -> Result<usize> {
         let count = self.cpu_set()?;
         let quota = usize::try_from(self.cpu_quota()?).unwrap_or(usize::MAX);

@@ -1,13 +1,14 @@
 //! Byte-range locks that belong to an open file description.
 //!
-//! Each byte of a medium is a lock of its own; the byte's content does not matter, and it may lie
-//! behind the end of the file. The locks are advisory, work on regular files and on character
-//! devices such as `/dev/dax0.0`, and the kernel drops them when the last reference to the
-//! description goes: a duplicate in another process keeps them, a `kill -9` of the only holder
-//! releases them at once. An exclusive lock needs a writable descriptor, a shared one a readable
+//! Each byte of a medium is a separate lock. Its content does not matter, and it may be after the
+//! end of the file. The locks are advisory. They work on regular files and on character devices
+//! such as `/dev/dax0.0`. An exclusive lock needs a writable descriptor, a shared one a readable
 //! descriptor.
 //!
-//! Two descriptors that come from two `open` calls exclude each other even within one process.
+//! The kernel releases the locks with the last reference to the description. A duplicate in another
+//! process keeps them; a `kill -9` of the only holder releases them immediately.
+//!
+//! Descriptors from two `open` calls exclude each other, even within one process.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -22,27 +23,27 @@ const PAUSE_FIRST: Duration = Duration::from_millis(1);
 /// second cost nothing.
 const PAUSE_LONGEST: Duration = Duration::from_millis(50);
 
-/// How a byte is locked.
+/// Mode of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_enums,
     reason = "the kernel knows these two and no others"
 )]
 pub enum Kind {
-    /// Any number of descriptions may hold it at once.
+    /// Any number of descriptions may hold the byte at the same time.
     Shared,
-    /// One description holds it, and no other holds it in any way.
+    /// One description holds the byte, and no other description has any lock on it.
     Exclusive,
 }
 
-/// Locks `byte`, or says `false` when another description is in the way.
+/// Locks `byte` without waiting. Returns false if another description prevents it.
 ///
 /// A description that already holds the byte converts its lock to `kind`.
 ///
 /// # Errors
 ///
-/// [`Error::Input`] for a byte beyond 2⁶³−1, [`Error::Os`] when the medium cannot be locked:
-/// the descriptor lacks the needed access, or the file system knows no locks.
+/// [`Error::Input`] for a byte above 2⁶³−1. [`Error::Os`] if the medium cannot be locked: the
+/// descriptor lacks the required access, or the file system does not support locks.
 pub fn try_lock(fd: impl AsFd, byte: u64, kind: Kind) -> Result<bool> {
     let lock_type = match kind {
         Kind::Shared => libc::F_RDLCK,
@@ -55,13 +56,14 @@ pub fn try_lock(fd: impl AsFd, byte: u64, kind: Kind) -> Result<bool> {
     }
 }
 
-/// Locks `byte`, waiting at most `timeout` for others to release it; `false` when they did not.
+/// Locks `byte` and waits at most for `timeout` until other descriptions release it. Returns false
+/// on time-out.
 ///
-/// There is no queue: whoever asks at the right moment gets the lock.
+/// There is no queue: the first attempt after a release gets the lock.
 ///
 /// # Errors
 ///
-/// Those of [`try_lock`].
+/// The errors of [`try_lock`].
 pub fn lock_timeout(fd: impl AsFd, byte: u64, kind: Kind, timeout: Duration) -> Result<bool> {
     let start = Instant::now();
     let mut pause = PAUSE_FIRST;
@@ -78,11 +80,11 @@ pub fn lock_timeout(fd: impl AsFd, byte: u64, kind: Kind, timeout: Duration) -> 
     }
 }
 
-/// Releases `byte`; nothing happens when this description does not hold it.
+/// Releases `byte`. The call has no effect if this description does not hold it.
 ///
 /// # Errors
 ///
-/// Those of [`try_lock`].
+/// The errors of [`try_lock`].
 pub fn unlock(fd: impl AsFd, byte: u64) -> Result<()> {
     set(fd, byte, libc::F_UNLCK)
 }
@@ -91,20 +93,20 @@ pub fn unlock(fd: impl AsFd, byte: u64) -> Result<()> {
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when the medium cannot be locked.
+/// [`Error::Os`] if the medium cannot be locked.
 pub fn unlock_all(fd: impl AsFd) -> Result<()> {
     // From the start, and without an end.
     call(fd, libc::F_OFD_SETLK, 0, 0, libc::F_UNLCK).map(drop)
 }
 
-/// How *another* description holds `byte`, or `None` when none does.
+/// Returns the mode in which *another* description holds `byte`, or `None` if it is free.
 ///
-/// The answer may be old when it arrives; only [`try_lock`] decides. Any descriptor may ask,
-/// whatever its access.
+/// The result may be outdated when the call returns; only [`try_lock`] decides. The descriptor may
+/// have any access mode.
 ///
 /// # Errors
 ///
-/// Those of [`try_lock`].
+/// The errors of [`try_lock`].
 pub fn held_by_other(fd: impl AsFd, byte: u64) -> Result<Option<Kind>> {
     let flock = call(fd, libc::F_OFD_GETLK, byte, 1, libc::F_WRLCK)?;
     Ok(match i32::from(flock.l_type) {
@@ -114,11 +116,11 @@ pub fn held_by_other(fd: impl AsFd, byte: u64) -> Result<Option<Kind>> {
     })
 }
 
-/// Whether another description holds `byte` in any way; see [`held_by_other`].
+/// Returns true if another description holds `byte` in any mode; see [`held_by_other`].
 ///
 /// # Errors
 ///
-/// Those of [`try_lock`].
+/// The errors of [`try_lock`].
 pub fn is_locked(fd: impl AsFd, byte: u64) -> Result<bool> {
     Ok(held_by_other(fd, byte)?.is_some())
 }

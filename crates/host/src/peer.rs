@@ -1,8 +1,8 @@
-//! Who is at the other end, and whether it still lives.
+//! Peer processes: the credentials of the other end of a socket, and detection of its exit.
 //!
-//! A process number says little: it is reused after a death. [`Process`] holds a descriptor that
-//! stands for one process for good, and [`Identity`] adds the start time, for places where only
-//! numbers can be kept (an arena's owner page).
+//! A process ID alone does not identify a process, because the system reuses it. [`Process`] holds
+//! a descriptor that always refers to one process. [`Identity`] adds the start time, for places
+//! that can store only numbers, such as an arena's owner page.
 
 use std::fs;
 use std::io;
@@ -16,26 +16,28 @@ use rustix::process::{Pid, PidfdFlags};
 
 use super::{Error, Result};
 
-/// Who opened the other end of a Unix socket, as the kernel recorded it.
+/// The credentials that the kernel recorded for the other end of a Unix socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Credentials {
-    /// Process number.
+    /// Process ID.
     pub pid: u32,
-    /// Effective user.
+    /// Effective user ID.
     pub uid: u32,
-    /// Effective group.
+    /// Effective group ID.
     pub gid: u32,
 }
 
-/// The credentials of the process that connected (or that listens at) the other end.
+/// Returns the credentials of the process that connected to this end, or that listens at the other
+/// end.
 ///
-/// They are those of the moment of connecting: a descriptor passed on later does not change them.
+/// The kernel records them at the time of the connection. Sending the descriptor to another process
+/// later does not change them.
 ///
 /// # Errors
 ///
-/// [`Error::ForeignPeer`] when the peer has no process number here, [`Error::Os`] when the socket
-/// is not connected.
+/// [`Error::ForeignPeer`] if the peer has no process ID in this PID namespace. [`Error::Os`] if the
+/// socket is not connected.
 pub fn credentials(socket: impl AsFd) -> Result<Credentials> {
     let mut raw = libc::ucred {
         pid: 0,
@@ -76,7 +78,7 @@ unsafe fn socket_option<T>(socket: BorrowedFd<'_>, option: i32, value: &mut T) -
         )
     };
     if result != 0 {
-        return Err(Error::last_os("ask who the peer is"));
+        return Err(Error::last_os("get the peer's credentials"));
     }
     if len != size {
         return Err(Error::Malformed {
@@ -88,32 +90,33 @@ unsafe fn socket_option<T>(socket: BorrowedFd<'_>, option: i32, value: &mut T) -
     Ok(())
 }
 
-/// The effective user of this process: what another process sees as its [`Credentials::uid`].
+/// Returns the effective user ID of this process, which other processes see as its
+/// [`Credentials::uid`].
 #[must_use]
 pub fn own_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// A process by number and start time: unique on a host until it boots again
-/// (see [`boot_id`]).
+/// A process by ID and start time: unique on a host until the next boot (see [`boot_id`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(
     clippy::exhaustive_structs,
     reason = "two numbers that callers store and read back"
 )]
 pub struct Identity {
-    /// Process number, in the namespace of whoever asked.
+    /// Process ID, in the PID namespace of the process that created this value.
     pub pid: u32,
-    /// When it started, in clock ticks since the host booted (field 22 of `/proc/<pid>/stat`).
+    /// Start time in clock ticks since the host booted (field 22 of `/proc/<pid>/stat`).
     pub start_ticks: u64,
 }
 
 impl Identity {
-    /// This process.
+    /// Returns the identity of this process.
     ///
     /// # Errors
     ///
-    /// [`Error::Path`] or [`Error::Malformed`] when `/proc` cannot be read.
+    /// [`Error::Path`] or [`Error::Malformed`] if `/proc` cannot be read. [`Error::NoProcess`] if
+    /// `/proc` does not list this process.
     pub fn current() -> Result<Identity> {
         let pid = std::process::id();
         match stat(pid)? {
@@ -125,23 +128,24 @@ impl Identity {
         }
     }
 
-    /// Whether this very process still runs; one that merely reuses its number, or that waits to
-    /// be reaped, does not count.
+    /// Returns true while this process runs.
+    ///
+    /// It is false for a process that only reuses the ID, and for a zombie.
     ///
     /// # Errors
     ///
-    /// [`Error::Path`] or [`Error::Malformed`] when `/proc` cannot be read.
+    /// [`Error::Path`] or [`Error::Malformed`] if `/proc` cannot be read.
     pub fn is_running(&self) -> Result<bool> {
         Ok(stat(self.pid)?
             .is_some_and(|stat| stat.start_ticks == self.start_ticks && !stat.has_ended))
     }
 }
 
-/// A process whose death can be noticed, and waited for beside other descriptors: [`AsFd`] gives
-/// one that is readable (`POLLIN`) once the process is dead.
+/// A process whose exit can be detected. [`AsFd`] returns a descriptor that becomes readable
+/// (`POLLIN`) when the process is dead.
 ///
-/// Dead means that every thread has ended and given up its memory and its descriptors: nothing
-/// that only this process mapped is written any more.
+/// A process is dead when every thread has ended and has released its memory and its descriptors.
+/// Memory that only this process mapped is then no longer written.
 #[derive(Debug)]
 pub struct Process {
     pidfd: OwnedFd,
@@ -149,15 +153,15 @@ pub struct Process {
 }
 
 impl Process {
-    /// The process with this number at this moment.
+    /// Opens the process that has the ID `pid` at this moment.
     ///
-    /// Between learning a number and opening it the number may be reused; compare
-    /// [`Process::identity`] where the start time is known, or use [`Process::of_peer`].
+    /// The system may reuse an ID between reading and opening it. Compare [`Process::identity`] if
+    /// the start time is known, or use [`Process::of_peer`].
     ///
     /// # Errors
     ///
-    /// [`Error::NoProcess`] when it does not exist or has ended, [`Error::Os`] when the system
-    /// refuses.
+    /// [`Error::NoProcess`] if the process does not exist or has ended. [`Error::Input`] for an ID
+    /// of 0 or above `i32::MAX`. [`Error::Os`] if a system call fails.
     pub fn open(pid: u32) -> Result<Process> {
         let raw = i32::try_from(pid)
             .ok()
@@ -174,14 +178,14 @@ impl Process {
         }
     }
 
-    /// The process at the other end of a socket (see [`credentials`]).
+    /// Opens the process at the other end of a socket (see [`credentials`]).
     ///
-    /// From Linux 6.5 on this is exactly the process that connected, also when its number has been
-    /// reused; older kernels only know the number.
+    /// With Linux 6.5 or later, this is exactly the process that connected, also if its ID has been
+    /// reused. Older kernels provide only the ID.
     ///
     /// # Errors
     ///
-    /// Those of [`credentials`] and [`Process::open`].
+    /// The errors of [`credentials`] and [`Process::open`].
     pub fn of_peer(socket: &UnixStream) -> Result<Process> {
         let pid = credentials(socket)?.pid;
         let mut raw: libc::c_int = -1;
@@ -221,26 +225,26 @@ impl Process {
         Ok(process)
     }
 
-    /// Number and start time.
+    /// Returns the process ID and the start time.
     #[must_use]
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// Whether the process has died (also when nobody has reaped it yet).
+    /// Returns true if the process has died, also before it is reaped.
     ///
     /// # Errors
     ///
-    /// [`Error::Os`] when the system is out of memory.
+    /// [`Error::Os`] if the system is out of memory.
     pub fn is_dead(&self) -> Result<bool> {
         self.wait_dead(Duration::ZERO)
     }
 
-    /// Waits at most `timeout` for the process to die, and says whether it has.
+    /// Waits at most for `timeout` until the process dies. Returns true if it has died.
     ///
     /// # Errors
     ///
-    /// [`Error::Os`] when the system is out of memory.
+    /// [`Error::Os`] if the system is out of memory.
     pub fn wait_dead(&self, timeout: Duration) -> Result<bool> {
         let start = Instant::now();
         loop {
@@ -258,12 +262,14 @@ impl Process {
 }
 
 impl Process {
-    /// Waits until there is something to read from a socket, its end included, or the process is
-    /// dead. True for the socket: what a process has said counts also after its death.
+    /// Waits until `socket` is readable or closed, or the process is dead.
+    ///
+    /// Returns true if the socket is readable or closed. Data that a process sent before its death
+    /// is still readable.
     ///
     /// # Errors
     ///
-    /// [`Error::Os`] when the system is out of memory.
+    /// [`Error::Os`] if the system is out of memory.
     pub fn wait_readable(&self, socket: &UnixStream) -> Result<bool> {
         loop {
             let mut polled = [
@@ -279,12 +285,15 @@ impl Process {
     }
 }
 
-/// Waits until something can be read from one of these, or one has ended, at most `timeout` where
-/// there is one: which of them. A listening socket is readable when somebody connects.
+/// Waits until at least one of `fds` is readable or has ended, at most for `timeout` if there is
+/// one.
+///
+/// Returns one entry per descriptor: true if it is ready. A listening socket is readable when a
+/// connection arrives.
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when the system is out of memory.
+/// [`Error::Os`] if the system is out of memory.
 pub fn wait_any(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<Vec<bool>> {
     let begun = Instant::now();
     loop {
@@ -301,11 +310,11 @@ pub fn wait_any(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<Vec
     }
 }
 
-/// Whether the other end of a connection still has it open; what it has sent stays unread.
+/// Returns true while the other end of a connection is open. Received data stays unread.
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when the system is out of memory.
+/// [`Error::Os`] if the system is out of memory.
 pub fn is_connected(socket: impl AsFd) -> Result<bool> {
     let mut polled = [PollFd::new(&socket, PollFlags::RDHUP)];
     let now = Timespec::default();
@@ -313,7 +322,7 @@ pub fn is_connected(socket: impl AsFd) -> Result<bool> {
         match rustix::event::poll(&mut polled, Some(&now)) {
             Ok(_) => return Ok(polled[0].revents().is_empty()),
             Err(Errno::INTR) => {}
-            Err(errno) => return Err(Error::os("look at a connection")(errno)),
+            Err(errno) => return Err(Error::os("examine a connection")(errno)),
         }
     }
 }
@@ -324,17 +333,17 @@ impl AsFd for Process {
     }
 }
 
-/// When the process with this number started, in clock ticks since the host booted; `None` when
-/// there is none.
+/// Returns the start time of the process `pid` in clock ticks since the host booted, or `None` if
+/// it does not exist.
 ///
 /// # Errors
 ///
-/// [`Error::Path`] or [`Error::Malformed`] when `/proc` cannot be read.
+/// [`Error::Path`] or [`Error::Malformed`] if `/proc` cannot be read.
 pub fn start_ticks(pid: u32) -> Result<Option<u64>> {
     Ok(stat(pid)?.map(|stat| stat.start_ticks))
 }
 
-/// The host's name.
+/// Returns the name of the host.
 #[must_use]
 pub fn hostname() -> String {
     rustix::system::uname()
@@ -343,11 +352,11 @@ pub fn hostname() -> String {
         .into_owned()
 }
 
-/// The name of the present run of the kernel: a fresh one after each boot.
+/// Returns the ID of the current boot of the kernel. Each boot has a new ID.
 ///
 /// # Errors
 ///
-/// [`Error::Path`] when `/proc` cannot be read.
+/// [`Error::Path`] if `/proc` cannot be read.
 pub fn boot_id() -> Result<String> {
     let path = "/proc/sys/kernel/random/boot_id";
     let text = fs::read_to_string(path).map_err(Error::path("read", path))?;

@@ -1,10 +1,9 @@
-//! Paths of listening sockets: one process at a time has one, and those that died leave theirs
-//! behind.
+//! Paths of listening sockets: exclusive use, and removal of stale sockets.
 //!
-//! The kernel ends a socket with its process but keeps its name, which nobody can listen at before
-//! it is removed. Whoever looks, removes and binds does so under a lock of the directory, so that
-//! two owners that start together do not remove each other's socket; and an owner that stops
-//! removes the path only while it means its own.
+//! The kernel closes a socket with its process but keeps its path. No other process can listen
+//! there before the path is removed. Checks, removal and binding happen under a lock of the
+//! directory, so that two owners that start together do not remove each other's socket. An owner
+//! that stops removes the path only if it still refers to its own socket.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -28,9 +27,10 @@ const BACKLOG: i32 = 4096;
 /// Pause between two attempts at that lock.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The path of a socket that this process has bound, and that no child of it keeps. The socket is
-/// open as long as this is, so that nobody takes it for one that was left behind, nor its inode's
-/// number.
+/// The path of a socket that this process has bound; forked children do not keep it.
+///
+/// The socket stays open as long as this value exists. So other processes do not treat the socket
+/// as stale, and the system does not reuse its inode number.
 #[derive(Debug)]
 pub struct Bound {
     path: PathBuf,
@@ -39,12 +39,12 @@ pub struct Bound {
     _socket: Unshared<UnixListener>,
 }
 
-/// Listens at a path with these permissions. A socket that nobody listens at any more is replaced.
+/// Listens at `path` with the permission bits `mode`, and replaces a stale socket.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::AddrInUse`] when somebody listens there already, or something else lies there;
-/// what the system says otherwise.
+/// [`ErrorKind::AddrInUse`] if another process listens there, or if the path is something else.
+/// Otherwise the error of the system.
 pub fn listen(path: &Path, mode: u32) -> io::Result<(Unshared<UnixListener>, Bound)> {
     let _lock = lock_directory_of(path);
     if is_deserted(path) {
@@ -74,13 +74,13 @@ pub fn listen(path: &Path, mode: u32) -> io::Result<(Unshared<UnixListener>, Bou
 }
 
 impl Bound {
-    /// Where it listens.
+    /// Returns the path at which the socket listens.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Removes the path, unless it is another socket's by now.
+    /// Removes the path, unless it belongs to another socket now.
     pub fn remove(&self) {
         let _lock = lock_directory_of(&self.path);
         self.unlink();
@@ -94,7 +94,8 @@ impl Bound {
     }
 }
 
-/// Whether a socket lies there that no process has any more. False where that cannot be told.
+/// Returns true if `path` is a stale socket: no process has it open. It is false if that cannot be
+/// determined.
 #[must_use]
 pub fn is_deserted(path: &Path) -> bool {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|at| at.file_type().is_socket());
@@ -106,11 +107,11 @@ pub fn is_deserted(path: &Path) -> bool {
             .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
-/// Removes a socket that no process has any more; false when it is in use, or gone.
+/// Removes a stale socket. Returns false if the socket is in use or does not exist.
 ///
 /// # Errors
 ///
-/// What the system says when it cannot be removed.
+/// The error of the system if the socket cannot be removed.
 pub fn remove_deserted(path: &Path) -> io::Result<bool> {
     let _lock = lock_directory_of(path);
     if !is_deserted(path) {
@@ -119,7 +120,7 @@ pub fn remove_deserted(path: &Path) -> io::Result<bool> {
     fs::remove_file(path).map(|()| true)
 }
 
-/// The sockets in a directory that no process has any more, by name: those that end in `.sock`.
+/// Returns the stale sockets in `directory` whose names end in `.sock`, sorted by name.
 #[must_use]
 pub fn deserted(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
@@ -133,7 +134,8 @@ pub fn deserted(directory: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Removes the sockets in a directory that no process has any more; how many.
+/// Removes the stale sockets in `directory` (see [`deserted`]). Returns the number of removed
+/// sockets.
 pub fn sweep(directory: &Path) -> usize {
     let removed = deserted(directory)
         .into_iter()

@@ -8,12 +8,12 @@ use crate::once;
 use std::any::Any;
 use std::sync::Arc;
 
-/// A range of memory that a batch may move, kept alive by its owner.
+/// A range of bytes that a batch may move, kept alive by its owner.
 ///
-/// The bytes are never exposed as a slice: they may be shared with other processes and change at
-/// any time. They are copied in and out whole. Two copies that write the same range at once leave
-/// unspecified bytes there, and a copy that reads a range while it is written reads unspecified
-/// bytes; a checksum tells.
+/// The bytes are never exposed as a slice, because other processes may share and change them at any
+/// time. They are only copied in and out. If two copies write the same range at the same time, its
+/// content is unspecified. A copy that reads a range while another one writes it gets unspecified
+/// bytes; the checksum detects that.
 #[derive(Clone)]
 pub struct Buffer {
     addr: usize,
@@ -25,18 +25,18 @@ pub struct Buffer {
     padded: bool,
 }
 
-/// What keeps memory alive.
+/// A reference that keeps memory alive.
 pub type Owner = Arc<dyn Any + Send + Sync>;
 
 impl Buffer {
-    /// A buffer over `len` bytes at `addr`.
+    /// Creates a buffer over `len` bytes at address `addr`.
     ///
     /// # Safety
     ///
-    /// The range is mapped and readable, and writable if `writable` is set, for as long as `owner`
-    /// or a clone of it lives. Nothing in this process holds a Rust reference to the bytes while
-    /// a batch that uses the buffer is in flight (to writable ones: no reference at all; to
-    /// read-only ones: no mutable one).
+    /// * As long as `owner` or a clone of it lives, the range is mapped and readable. If `writable`
+    ///   is set, it is also writable.
+    /// * While a batch that uses the buffer is in flight, this process has no Rust reference to the
+    ///   bytes of a writable buffer, and no mutable one to those of a read-only buffer.
     #[must_use]
     pub unsafe fn from_raw(addr: usize, len: usize, writable: bool, owner: Owner) -> Self {
         Self {
@@ -49,12 +49,13 @@ impl Buffer {
         }
     }
 
-    /// A writable buffer over `len` bytes at `addr` of a device's memory, which only batches move.
+    /// Creates a writable buffer over `len` bytes at address `addr` of a GPU's memory. Only batches
+    /// can move its bytes.
     ///
     /// # Safety
     ///
-    /// The range is memory of the device, and nobody else writes it, for as long as `owner` or a
-    /// clone of it lives.
+    /// As long as `owner` or a clone of it lives, the range is memory of `device`, and no other
+    /// code writes it.
     #[must_use]
     pub unsafe fn on_device(addr: usize, len: usize, owner: Owner, device: Arc<Device>) -> Self {
         Self {
@@ -67,7 +68,7 @@ impl Buffer {
         }
     }
 
-    /// All of some memory that was taken from a device.
+    /// Creates a buffer over all of `memory`, which was allocated on a GPU.
     #[must_use]
     pub fn of_device(memory: &Arc<Memory>) -> Self {
         let (at, len, device) = (memory.at(), memory.len(), Arc::clone(memory.device()));
@@ -75,7 +76,8 @@ impl Buffer {
         unsafe { Self::on_device(at, len, Arc::clone(memory) as Owner, device) }
     }
 
-    /// The same memory of a device, which is moved behind a fence; other memory as it is.
+    /// Returns this buffer with the condition that copies wait for `fence`. It has an effect only
+    /// on memory of a GPU.
     #[must_use]
     pub fn behind(mut self, fence: &Arc<Fence>) -> Self {
         if let End::Device(_, behind) = &mut self.end {
@@ -84,8 +86,11 @@ impl Buffer {
         self
     }
 
-    /// A buffer over `len` bytes from position `at` on of what `carrier` reaches, which only
-    /// batches move. Nothing is said of whether they are there: reading what is not fails its part.
+    /// Creates a buffer over `len` bytes at position `at` of the medium that `carrier` reads and
+    /// writes.
+    ///
+    /// Only batches can move these bytes. The call does not check that they exist; a part that
+    /// reads missing bytes fails.
     #[must_use]
     pub fn carried(carrier: Arc<dyn Carrier>, at: usize, len: usize, writable: bool) -> Self {
         Self {
@@ -98,20 +103,22 @@ impl Buffer {
         }
     }
 
-    /// The same bytes, behind which zeros may be written, up to the carrier's alignment: what else
-    /// is there is lost. Such a buffer is the last one of its part.
+    /// Returns this buffer with permission to write zeros after it, up to the backend's alignment.
+    ///
+    /// Other data in that padding is lost. Such a buffer must be the last one of its part.
     #[must_use]
     pub fn padded(mut self) -> Self {
         self.pad();
         self
     }
 
-    /// As [`Buffer::padded`], in place.
+    /// Gives permission to write zeros after this buffer; see [`Buffer::padded`].
     pub fn pad(&mut self) {
         self.padded = true;
     }
 
-    /// A writable buffer that owns `bytes`. [`Buffer::to_vec`] gives a copy of its content.
+    /// Creates a writable buffer that owns `bytes`. [`Buffer::to_vec`] returns a copy of its
+    /// content.
     #[must_use]
     pub fn from_vec(bytes: Vec<u8>) -> Self {
         let memory = Heap::new(bytes);
@@ -126,12 +133,12 @@ impl Buffer {
         }
     }
 
-    /// The bytes of a buffer that owns them, whatever part of them it is; the buffer itself where
-    /// another one of them is left, or they are no such bytes.
+    /// Returns all bytes that were passed to [`Buffer::from_vec`], also for a slice of that buffer.
     ///
     /// # Errors
     ///
-    /// The buffer.
+    /// The buffer itself if another reference to the bytes exists, or if it was not created by
+    /// [`Buffer::from_vec`].
     pub fn into_vec(self) -> std::result::Result<Vec<u8>, Self> {
         // Where this is the only owner, nothing moves them any more.
         if !self.owner.is::<Heap>() || Arc::strong_count(&self.owner) > 1 {
@@ -141,11 +148,11 @@ impl Buffer {
         Ok(heap.ok().flatten().map(Heap::into_vec).unwrap_or_default())
     }
 
-    /// The part of this buffer from `offset` on, `len` bytes long.
+    /// Returns a buffer over `len` bytes at `offset` of this buffer.
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfBounds`] when it reaches beyond the end.
+    /// [`Error::OutOfBounds`] if the range exceeds this buffer.
     pub fn slice(&self, offset: usize, len: usize) -> Result<Self> {
         check_range(offset as u64, len as u64, self.len as u64)?;
         Ok(Self {
@@ -156,44 +163,45 @@ impl Buffer {
         })
     }
 
-    /// The same memory, not to be written.
+    /// Returns this buffer without permission to write it.
     #[must_use]
     pub fn read_only(mut self) -> Self {
         self.writable = false;
         self
     }
 
-    /// The address of the first byte, or its position where a carrier reaches it.
+    /// Returns the address of the first byte, or its position in the medium of an I/O backend.
     #[must_use]
     pub fn addr(&self) -> usize {
         self.addr
     }
 
-    /// The length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Returns true if the length is zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether a batch may write here.
+    /// Returns true if a batch may write to this buffer.
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Whether it is memory of this process, and neither a device's nor what a carrier reaches.
+    /// Returns true if the buffer is memory of this process, and false for a GPU and for an I/O
+    /// backend.
     #[must_use]
     pub fn is_memory(&self) -> bool {
         matches!(self.end, End::Memory)
     }
 
-    /// The device whose memory it is; none for anything else.
+    /// Returns the GPU that has this memory, or `None` for other buffers.
     #[must_use]
     pub fn device(&self) -> Option<&Arc<Device>> {
         match &self.end {
@@ -225,13 +233,13 @@ impl Buffer {
         }
     }
 
-    /// What keeps the memory alive.
+    /// Returns the reference that keeps the memory alive.
     #[must_use]
     pub fn owner(&self) -> &Owner {
         &self.owner
     }
 
-    /// A copy of the bytes; zeros for what is not memory of this process.
+    /// Returns a copy of the bytes, or zeros if the buffer is not memory of this process.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         if self.check_host().is_err() {
@@ -244,12 +252,12 @@ impl Buffer {
         out
     }
 
-    /// Copies `bytes` to `offset`.
+    /// Copies `bytes` to `offset` in this buffer.
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfBounds`] when they reach beyond the end, [`Error::ReadOnly`] when the buffer
-    /// is not writable, [`Error::Elsewhere`].
+    /// [`Error::OutOfBounds`] if the range exceeds the buffer. [`Error::ReadOnly`] if the buffer is
+    /// not writable. [`Error::Elsewhere`] if it is not memory of this process.
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         check_range(offset as u64, bytes.len() as u64, self.len as u64)?;
         self.check_host()?;
@@ -289,9 +297,10 @@ impl std::fmt::Debug for Buffer {
     }
 }
 
-/// The positions of two buffers that share a byte, if any do; empty buffers share nothing.
+/// Returns the positions of two buffers that share a byte, if there are any. Empty buffers share
+/// nothing.
 ///
-/// Linear when the buffers come in the order of their addresses (either way), as they usually do.
+/// The call takes linear time if the buffers are sorted by address, in either order.
 #[must_use]
 pub fn first_overlap(buffers: &[Buffer]) -> Option<(usize, usize)> {
     let end = |b: &Buffer| b.addr + b.len;

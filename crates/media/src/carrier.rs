@@ -12,73 +12,88 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Something that carries bytes.
+/// An I/O backend: code that moves bytes between memory of this process and a file, a device or a
+/// connection.
 pub trait Carrier: Any + Send + Sync + fmt::Debug {
-    /// What it can carry at once.
+    /// Returns the alignment that the backend requires.
     fn alignment(&self) -> Alignment;
 
-    /// Does what each of the receipts asks for, now or later, in any order. A panic drops those it
-    /// still has, which fails them.
+    /// Executes the I/O requests in `receipts`, now or later, in any order.
     ///
-    /// It is called by a lane, so it should not wait. When a receipt says that its batch was
-    /// cancelled, it may be given up.
+    /// A copy thread calls this method, so it should not wait. The backend may skip a request whose
+    /// batch was cancelled ([`Receipt::is_cancelled`]). A panic drops the remaining requests, which
+    /// fails them.
     fn carry(self: Arc<Self>, receipts: Vec<Receipt>);
 
-    /// Who does its work, as a number: of all regions of the slab only a part is with carriers of
-    /// one, so that others find some when it does not come to them. By default each is its own.
+    /// Returns a number that identifies the workers of this backend, such as a ring or a set of
+    /// threads.
+    ///
+    /// Backends with the same number share a limit on the staging regions that they hold at a time.
+    /// So other backends still find regions if these workers are stuck. Default: a separate number
+    /// for each backend.
     fn hands(&self) -> usize {
         std::ptr::from_ref(self).cast::<()>().addr()
     }
 
-    /// Whether it takes longer than a lane would look out for what it does, as disks do.
+    /// Returns true if requests take longer than an idle copy thread polls for work, as for disks.
     fn is_slow(&self) -> bool {
         false
     }
 
-    /// Whether each request costs so much that neighbours are better asked for by one, as with a
-    /// service that is paid by requests, than side by side.
+    /// Returns true if requests are so expensive that one request for adjacent units is better than
+    /// several parallel ones.
+    ///
+    /// This holds, for example, for a service that bills each request.
     fn asks_seldom(&self) -> bool {
         false
     }
 
-    /// Whether it reads memory past the processors' caches, as a device does: then lanes write past
-    /// them, too.
+    /// Returns true if the backend reads memory without the processor's caches, as a device does.
+    /// Copy threads then write with streaming stores, too.
     fn passes_caches(&self) -> bool {
         false
     }
 
-    /// How many bytes a carry should have, where there are as many: what it costs by itself. Lanes
-    /// then share less finely.
+    /// Returns the minimum useful size of a request in bytes, below which its fixed cost dominates.
+    ///
+    /// If a batch is large enough, copy threads divide it less finely to reach this size.
     fn carry_least(&self) -> u64 {
         0
     }
 
-    /// How long it is waited for, from when it is asked for some bytes: what it does not report by
-    /// then fails, and it is asked for nothing else meanwhile when it reports nothing at all. What
-    /// it may still touch is a region of the slab, which nobody else gets before it has reported:
-    /// all bytes of such a carrier go through the slab. What it may still write at its own end must
-    /// be nobody else's by then. `None`: as long as it takes.
+    /// Returns the maximum time to wait for a request, or `None` for no limit.
+    ///
+    /// Requests that the backend has not reported by then fail. While the backend reports nothing
+    /// at all, it gets no further requests.
+    ///
+    /// All bytes of a backend with a limit use the staging buffer. A late request can thus only
+    /// access a staging region, and the region is reused only after the report. A late write may
+    /// still change the medium, so the caller must not use the destination for other data.
     fn patience(&self, _op: Op) -> Option<Duration> {
         None
     }
 
-    /// Makes memory known to it that much will go through, for as long as the answer lives, which
-    /// is less long than the memory. `None` when there is nothing to do, or it is refused: carrying
-    /// is slower then, and right. Carriers of one type share what one of them has registered.
+    /// Registers memory that many transfers will use, for as long as the returned value lives. The
+    /// memory outlives that value.
+    ///
+    /// Returns `None` if there is nothing to register or the registration fails; transfers are then
+    /// slower but correct. Backends of one type and [registrar](Carrier::registrar) share one
+    /// registration.
     fn register(self: Arc<Self>, _memory: &SlabMemory) -> Option<Registration> {
         None
     }
 
-    /// Who registers memory for it, as a number that nobody else has while a registration lives.
+    /// Returns a number that identifies the object that registers memory for this backend. It is
+    /// unique while a registration lives.
     fn registrar(&self) -> usize {
         0
     }
 }
 
-/// Undoes a registration when it is dropped.
+/// A registration of memory, which ends when it is dropped.
 pub type Registration = Box<dyn Any + Send>;
 
-/// All memory of a slab: mapped for as long as a registration of it lives.
+/// The memory of the staging buffer, mapped for as long as a registration of it lives.
 #[derive(Debug)]
 pub struct SlabMemory {
     at: usize,
@@ -99,55 +114,56 @@ impl SlabMemory {
         self.shm.as_ref()
     }
 
-    /// The address of its first byte.
+    /// Returns the address of the first byte.
     #[must_use]
     pub fn at(&self) -> usize {
         self.at
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never: slabs have regions.
+    /// Returns false: a staging buffer always has regions.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 }
 
-/// What positions and lengths a carrier takes. All are powers of two of at most 4096.
+/// The alignment that an I/O backend requires. Each value is a power of two, at most 4096.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "a carrier makes one")]
 pub struct Alignment {
-    /// Positions and lengths are multiples of this.
+    /// Alignment of positions and lengths, in bytes.
     pub at: u64,
-    /// Memory of callers that it takes as it is has addresses that are multiples of this; `None`
-    /// when all is to go through the slab, whose regions it always takes.
+    /// Alignment of caller memory that the backend can use directly, in bytes.
+    ///
+    /// `None` if all transfers must use the staging buffer, whose regions are always suitable.
     pub memory: Option<usize>,
 }
 
 impl Alignment {
-    /// Anything.
+    /// No alignment requirement.
     pub const NONE: Self = Self {
         at: 1,
         memory: Some(1),
     };
 }
 
-/// Which way bytes are carried.
+/// The direction of an I/O request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a carrier does both")]
 pub enum Op {
-    /// From the carrier's end into memory.
+    /// From the medium into memory.
     Read,
-    /// From memory to the carrier's end.
+    /// From memory to the medium.
     Write,
 }
 
-/// One range of bytes to be carried. It is reported once; dropping it reports a failure.
+/// One I/O request: a range of bytes to move. It is reported once; dropping it reports a failure.
 pub struct Receipt {
     op: Op,
     at: u64,
@@ -200,19 +216,19 @@ impl Receipt {
         }
     }
 
-    /// Which way.
+    /// Returns the direction.
     #[must_use]
     pub fn op(&self) -> Op {
         self.op
     }
 
-    /// The position at the carrier's end: an offset, an address there.
+    /// Returns the position in the medium, for example an offset in a file.
     #[must_use]
     pub fn at(&self) -> u64 {
         self.at
     }
 
-    /// How many bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
@@ -223,20 +239,22 @@ impl Receipt {
         self.least
     }
 
-    /// Never: no receipt asks for nothing.
+    /// Returns false: a request always has at least one byte.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The memory in this process: readable for [`Receipt::len`] bytes, and writable for
-    /// [`Op::Read`], until this is reported or dropped. Others may change it at any moment.
+    /// Returns the address of the memory in this process.
+    ///
+    /// It is readable for [`Receipt::len`] bytes, and writable for [`Op::Read`], until the request
+    /// is reported or dropped. Other processes may change it at any moment.
     #[must_use]
     pub fn memory(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.memory)
     }
 
-    /// Whether the batch was cancelled: nobody waits for these bytes.
+    /// Returns true if the batch was cancelled, so that nothing needs these bytes.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.leg.as_ref().is_some_and(|leg| leg.is_cancelled())
@@ -247,11 +265,11 @@ impl Receipt {
         self.leg.as_ref().map_or(0, |leg| leg.call())
     }
 
-    /// Copies `bytes` into the memory of a read, `offset` bytes behind its beginning.
+    /// Copies `bytes` into the memory of a read request, at `offset` from its start.
     ///
     /// # Panics
     ///
-    /// When they do not fit, or nothing is read.
+    /// If the bytes exceed the memory, or if the request is a write.
     pub fn fill(&mut self, offset: usize, bytes: &[u8]) {
         assert!(self.op == Op::Read, "memory of a write is not written");
         self.check(offset, bytes.len());
@@ -262,11 +280,11 @@ impl Receipt {
         }
     }
 
-    /// Copies what is in the memory, from `offset` on, into `bytes`.
+    /// Copies the memory of the request, from `offset` on, into `bytes`.
     ///
     /// # Panics
     ///
-    /// When there is less than that.
+    /// If `bytes` is longer than the memory from `offset` on.
     pub fn copy_to(&self, offset: usize, bytes: &mut [u8]) {
         self.check(offset, bytes.len());
         // SAFETY: as in `fill`.
@@ -281,15 +299,16 @@ impl Receipt {
         assert!(fits, "{len} bytes at {offset} of {}", self.len);
     }
 
-    /// Says that the first `bytes` bytes have been carried. Fewer than were asked for are a
-    /// failure, but for a read that was rounded up.
+    /// Reports that the first `bytes` bytes have been moved.
+    ///
+    /// Fewer bytes than requested are a failure, except for a read that was rounded up.
     pub fn carried(self, bytes: usize) {
         let missing = bytes < self.least;
         let (carried, asked) = (bytes as u64, self.least as u64);
         self.end(missing.then_some(Failure::Short { carried, asked }));
     }
 
-    /// Says that they could not be carried.
+    /// Reports that the bytes could not be moved.
     pub fn failed(self, failure: Failure) {
         self.end(Some(failure));
     }

@@ -1,7 +1,8 @@
-//! The checksum that is part of every format: XXH3-128 over leaves, seeded with the identity.
+//! Checksums of block parts: XXH3-128 over leaves, seeded with the identity. Every format uses
+//! them.
 //!
-//! A part's bytes are cut into *leaves* of [`LEAF`] bytes (the last one shorter). The part's
-//! checksum covers the part's identity and length and the digest of every leaf:
+//! The bytes of a part are divided into *leaves* of [`LEAF`] bytes; the last one may be shorter.
+//! The checksum of the part covers its identity, its length and the digest of every leaf:
 //!
 //! ```text
 //! leaf digest  L_i = XXH3-128(bytes of leaf i)                       seed 0, default secret
@@ -11,10 +12,11 @@
 //!                             | XXH3-128(table))
 //! ```
 //!
-//! Everything is little-endian; a digest is written as its low half, then its high half. Right
-//! bytes under a wrong key, in a wrong place of a split block or of another length do not match.
-//! Leaves can be hashed by different lanes. The hash finds faults, it does not stop an adversary;
-//! a [MAC](MacKey) does.
+//! Everything is little-endian; a digest is written as its low half, then its high half. Correct
+//! bytes under a wrong key, at a wrong position of a split block or of another length do not match.
+//! Different copy threads can hash different leaves.
+//!
+//! The checksum detects faults. It does not protect against an attacker; a [MAC](MacKey) does.
 
 mod mac;
 
@@ -26,8 +28,8 @@ pub(crate) use mac::LeafMac;
 pub use mac::{Mac, MacKey};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-/// Bytes in a leaf: big enough that its digest costs nothing beside it, small enough that the
-/// leaves of one block keep several lanes busy.
+/// Size of a leaf in bytes. It is large enough that the cost of a digest is negligible, and small
+/// enough that the leaves of one block occupy several copy threads.
 pub const LEAF: u64 = 1 << 20;
 
 /// The part number that marks the checksum of a part table.
@@ -40,18 +42,18 @@ const PREFIX: usize = 64;
 /// short form of the hash, which is several times cheaper than starting a stream.
 const INLINE_DIGESTS: usize = (SHORT_MAX - PREFIX) / 16;
 
-/// A checksum as it stands in a record: 128 bits, low half first, little-endian.
+/// A checksum in the form of a record: 128 bits, low half first, little-endian.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Checksum(pub [u8; 16]);
 
 impl Checksum {
-    /// The checksum that has this XXH3-128 value.
+    /// Creates the checksum with this XXH3-128 value.
     #[must_use]
     pub const fn from_u128(value: u128) -> Self {
         Self(value.to_le_bytes())
     }
 
-    /// The XXH3-128 value of this checksum.
+    /// Returns the XXH3-128 value of this checksum.
     #[must_use]
     pub const fn to_u128(self) -> u128 {
         u128::from_le_bytes(self.0)
@@ -70,21 +72,21 @@ impl std::fmt::Debug for Checksum {
     }
 }
 
-/// Whose bytes a part holds; all of it is under the part's checksum.
+/// The identity of a part. The part's checksum covers all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PartId {
-    /// The digest of the namespace.
+    /// Digest of the namespace.
     pub namespace: [u8; 16],
-    /// The key of the block.
+    /// Key of the block.
     pub key: [u8; 32],
-    /// The number of the part in its block, from 0.
+    /// Number of the part in its block, from 0.
     pub part: u32,
-    /// How many parts the block has.
+    /// Number of parts of the block.
     pub parts: u32,
 }
 
 impl PartId {
-    /// The only part of a block that is not split.
+    /// Creates the identity of the only part of a block that is not split.
     #[must_use]
     pub const fn whole(namespace: [u8; 16], key: [u8; 32]) -> Self {
         Self {
@@ -106,21 +108,21 @@ impl PartId {
     }
 }
 
-/// How many leaves a part of `len` bytes has.
+/// Returns the number of leaves in a part of `len` bytes.
 #[must_use]
 pub const fn leaves(len: u64) -> u64 {
     len.div_ceil(LEAF)
 }
 
-/// The checksum of a part whose bytes are at hand.
+/// Returns the checksum of the part `id` with the content `bytes`.
 #[must_use]
 pub fn of(id: &PartId, bytes: &[u8]) -> Checksum {
     let leaves = bytes.chunks(LEAF as usize).map(digest);
     compose(id, bytes.len() as u64, leaves)
 }
 
-/// The checksum of a part that lies in several buffers, one after the other, computed in the
-/// calling thread.
+/// Returns the checksum of the part `id` whose content is the concatenation of `buffers`. The
+/// calling thread computes it.
 #[must_use]
 pub fn of_buffers(id: &PartId, buffers: &[Buffer]) -> Checksum {
     let mut part = PartHash::new(buffers.iter().map(|buffer| buffer.len() as u64).sum());
@@ -131,7 +133,7 @@ pub fn of_buffers(id: &PartId, buffers: &[Buffer]) -> Checksum {
     compose(id, part.len, part.digests)
 }
 
-/// The checksum of the table of a block with several parts.
+/// Returns the checksum of the part table of a block with `parts` parts.
 #[must_use]
 pub fn of_table(namespace: &[u8; 16], key: &[u8; 32], parts: u32, table: &[u8]) -> Checksum {
     let id = PartId {
@@ -143,7 +145,7 @@ pub fn of_table(namespace: &[u8; 16], key: &[u8; 32], parts: u32, table: &[u8]) 
     compose(&id, table.len() as u64, std::iter::once(digest(table)))
 }
 
-/// The checksum of a part of `len` bytes whose leaves have these digests, in order.
+/// Returns the checksum of the part `id` of `len` bytes from the digests of its leaves, in order.
 #[must_use]
 pub fn compose(id: &PartId, len: u64, digests: impl IntoIterator<Item = u128>) -> Checksum {
     let prefix = id.prefix(len);
@@ -167,7 +169,7 @@ pub fn compose(id: &PartId, len: u64, digests: impl IntoIterator<Item = u128>) -
     Checksum::from_u128(hash.digest128())
 }
 
-/// XXH3-128 of `bytes`, seed 0, default secret: the digest of a leaf.
+/// Returns the XXH3-128 of `bytes` with seed 0 and the default secret: the digest of a leaf.
 #[must_use]
 pub fn digest(bytes: &[u8]) -> u128 {
     let mut leaf = Leaf::new(bytes.len() as u64);
@@ -175,22 +177,22 @@ pub fn digest(bytes: &[u8]) -> u128 {
     leaf.finish()
 }
 
-/// XXH3-128, seed 0, default secret, of bytes that lie in several places.
+/// An incremental XXH3-128 (seed 0, default secret) of bytes that are in several places.
 pub struct Sum(Leaf);
 
 impl Sum {
-    /// Of `len` bytes in all.
+    /// Starts a sum over a total of `len` bytes.
     #[must_use]
     pub fn new(len: u64) -> Self {
         Self(Leaf::new(len))
     }
 
-    /// Adds the next `len` bytes, at `at`.
+    /// Adds the next `len` bytes, at address `at`.
     ///
     /// # Safety
     ///
-    /// They are readable, and no more bytes come in all than were announced. Others may change them
-    /// meanwhile: the sum is then of any mixture.
+    /// The bytes are readable, and the total does not exceed the length passed to [`Sum::new`].
+    /// Other threads may change the bytes during the call; the sum is then that of any mixture.
     pub unsafe fn feed(&mut self, at: *const u8, len: usize) {
         // SAFETY: the caller's promise; nothing is stored.
         unsafe {
@@ -203,16 +205,16 @@ impl Sum {
     ///
     /// # Panics
     ///
-    /// When more come than were announced.
+    /// If the total exceeds the length passed to [`Sum::new`].
     pub fn add(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The sum. All bytes that were announced have come.
+    /// Returns the sum, after all bytes were added.
     ///
     /// # Panics
     ///
-    /// When some are missing.
+    /// If fewer bytes were added than passed to [`Sum::new`].
     #[must_use]
     pub fn finish(&self) -> Checksum {
         Checksum::from_u128(self.0.finish())

@@ -48,9 +48,9 @@ pub trait Medium {
 /// Bytes of a medium.
 #[expect(clippy::exhaustive_structs, reason = "media make them")]
 pub struct Room {
-    /// As batches see them.
+    /// The bytes as a buffer for batches.
     pub buffer: Buffer,
-    /// What they are.
+    /// Returns the present bytes.
     pub look: Box<dyn Fn() -> Vec<u8>>,
     /// Sets all of them, past every carrier.
     pub fill: Fill,

@@ -34,7 +34,8 @@ use std::time::{Duration, Instant};
 /// The lanes' stacks: they call nothing deep, and completions run on them as well.
 const STACK_BYTES: usize = 1 << 20;
 
-/// A group of lanes. Dropping it closes it.
+/// A group of copy threads ("lanes") that moves batches of parts and computes their checksums.
+/// Dropping it closes it.
 #[derive(Debug)]
 pub struct Copier {
     shared: Arc<Shared>,
@@ -42,12 +43,15 @@ pub struct Copier {
 }
 
 impl Copier {
-    /// Starts the lanes: threads named `kvdepot-lane-N` that may run on every processor that this
-    /// process's control group allows, whatever the calling thread is pinned to.
+    /// Starts the copy threads.
+    ///
+    /// The threads have the names `kvdepot-lane-N`. They may run on every processor that the
+    /// control group of this process allows, regardless of the affinity of the calling thread.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a wrong configuration, [`Error::Io`] when a thread cannot be started.
+    /// [`Error::Invalid`] for an invalid configuration, [`Error::Io`] if a thread cannot be
+    /// started.
     pub fn new(config: CopierConfig) -> Result<Self> {
         config.check()?;
         let mover = Mover {
@@ -59,7 +63,8 @@ impl Copier {
 
     fn with_mover(config: CopierConfig, mover: Mover) -> Result<Self> {
         let origin = Origin::here();
-        let origin = origin.map_err(|e| Error::io("start", "lanes", std::io::Error::other(e)))?;
+        let origin =
+            origin.map_err(|e| Error::io("start", "copy threads", std::io::Error::other(e)))?;
         let shared = Arc::new(Shared::new(config, mover, origin));
         let copier = Self {
             shared,
@@ -78,31 +83,33 @@ impl Copier {
                     shared.queues.run(lane, shared.config.spin);
                 });
             // On failure, dropping `copier` ends those that run.
-            let thread = spawned.map_err(|error| Error::io("start a thread", "lane", error))?;
+            let thread = spawned.map_err(|error| Error::io("start", "a copy thread", error))?;
             lock(&copier.threads).push(thread);
         }
         Ok(copier)
     }
 
-    /// An empty batch.
+    /// Creates an empty batch for this copier.
     #[must_use]
     pub fn batch(&self) -> Batch {
         Batch::new(self.shared.spare(), Arc::clone(&self.shared))
     }
 
-    /// Takes the memory that staged batches go through, unless an earlier one has.
+    /// Allocates the staging buffer, unless it exists already.
     ///
     /// # Errors
     ///
-    /// As [`Batch::stage`].
+    /// The errors of [`Batch::stage`].
     pub fn make_slab(&self) -> Result<()> {
         self.shared.slab().map(drop)
     }
 
-    /// Hands a batch to the lanes. `on_done` runs once, in the thread that finishes last (a lane,
-    /// or the calling one), when no lane touches the buffers any more; they are let go after it,
-    /// and only then does the ticket count as done. It must not wait for the ticket. A panic in it
-    /// is caught and changes nothing else.
+    /// Submits a batch to the copy threads and returns a ticket to wait for it.
+    ///
+    /// `on_done` runs once, when no copy thread uses the buffers any longer. It runs in the thread
+    /// that finishes last: a copy thread or the calling one. Afterwards the buffers are released,
+    /// and then the ticket is done. `on_done` must not wait for the ticket. A panic in it is caught
+    /// and has no other effect.
     ///
     /// On a closed copier, or in a forked child, every part fails with
     /// [`Failure::Closed`](crate::Failure::Closed).
@@ -134,26 +141,30 @@ impl Copier {
         }
     }
 
-    /// The configuration it was started with.
+    /// Returns the configuration of the copier.
     #[must_use]
     pub fn config(&self) -> &CopierConfig {
         &self.shared.config
     }
 
-    /// The instruction set that its lanes use, for people.
+    /// Returns the name of the instruction set that the copy threads use, for people.
     #[must_use]
     pub fn kernels(&self) -> &'static str {
         self.shared.queues.mover().isa.name()
     }
 
-    /// Waits for carriers no longer: what they have not begun they may give up, and its parts fail.
-    /// What they have begun holds its batch's buffers until they report it all the same.
+    /// Stops waiting for I/O backends.
+    ///
+    /// Backends may skip requests that they have not started; the parts of these requests fail.
+    /// Requests in progress still keep the buffers of their batch until the backend reports them.
     pub fn give_up(&self) {
         self.shared.give_up();
     }
 
-    /// Takes no more batches, waits for those in flight, and ends the lanes. From a completion it
-    /// returns at once, and the lanes end after the last batch.
+    /// Rejects further batches, waits for those in flight, and ends the copy threads.
+    ///
+    /// Called from a completion, the method returns immediately, and the copy threads end after the
+    /// last batch.
     pub fn close(&self) {
         self.shared.closing.store(true, Ordering::SeqCst);
         self.shared.stop_if_idle();
@@ -180,7 +191,7 @@ impl Drop for Copier {
     }
 }
 
-/// A batch that was submitted. Dropping it changes nothing for the batch.
+/// A handle to wait for a submitted batch. Dropping it does not affect the batch.
 #[derive(Clone, Debug)]
 pub struct Ticket {
     waiter: Waiter,
@@ -188,8 +199,10 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Waits until the completion has run and the buffers have been let go; false when `timeout`
-    /// passed first. The batch goes on in that case. `None` waits without a limit.
+    /// Waits until the completion has run and the buffers are released.
+    ///
+    /// Returns false if `timeout` expires first; the batch then continues. `None` waits without a
+    /// limit.
     #[must_use]
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         #[cfg(feature = "sim")]
@@ -210,14 +223,16 @@ impl Ticket {
         self.waiter.wait(left())
     }
 
-    /// Whether the completion has run and the buffers have been let go.
+    /// Returns true if the completion has run and the buffers are released.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.waiter.is_done()
     }
 
-    /// Asks the lanes to leave out what they have not begun. Parts that miss a piece fail with
-    /// [`Failure::Cancelled`](crate::Failure::Cancelled); the completion runs all the same.
+    /// Requests that the copy threads skip work that they have not started.
+    ///
+    /// Incomplete parts fail with [`Failure::Cancelled`](crate::Failure::Cancelled). The completion
+    /// still runs.
     pub fn cancel(&self) {
         self.waiter.cancel();
         self.shared.drop_cancelled();

@@ -3,167 +3,170 @@
 use std::io;
 use std::path::PathBuf;
 
-/// An error of this crate.
-///
-/// Every message names the field or the path, the value that was given and what is allowed.
+/// An error of this crate. Each message names the field or path, the value and the allowed values.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused an operation on a medium.
-    #[error("{operation} {subject}: {source}")]
+    /// A system call on a medium failed.
+    #[error("cannot {operation} {subject}: {source}")]
     Io {
-        /// What was attempted, for example `open`.
+        /// The operation, for example `open`.
         operation: &'static str,
-        /// The path or the name of the medium.
+        /// Path or name of the medium.
         subject: String,
-        /// What the operating system answered.
+        /// The system's error.
         source: io::Error,
     },
-    /// There is a driver, and no CUDA device with this number.
+    /// There is a driver, but no CUDA device with this number.
     #[error("device: {ordinal} is not allowed; allowed: {allowed}")]
     NoDevice {
-        /// The number.
+        /// Number of the device.
         ordinal: i32,
-        /// The numbers that there are, for people.
+        /// Description of the existing numbers.
         allowed: String,
     },
-    /// The path exists but is no medium, or none for this use.
-    #[error("{path} is {found}: allowed are regular files, device DAX (/dev/daxX.Y) and, for Nvme, block devices", path = path.display())]
+    /// The path exists but is not a medium, or is not suitable for this use.
+    #[error("{path} is {found}; allowed: regular files, DAX devices (/dev/daxX.Y) and, for \
+             Nvme, block devices", path = path.display())]
     WrongKind {
-        /// The path that was opened.
+        /// Path that was opened.
         path: PathBuf,
-        /// What it is, for example "a directory".
+        /// Kind of the object at the path, for example "a directory".
         found: &'static str,
     },
     /// The last component of the path is a symbolic link.
-    #[error("{path} is a symbolic link: links are refused, name the file itself", path = path.display())]
+    #[error("{path} is a symbolic link, which is not allowed; use the path of the file itself", path = path.display())]
     SymbolicLink {
-        /// The path that was opened.
+        /// Path that was opened.
         path: PathBuf,
     },
     /// The file belongs to another user.
-    #[error("{path} belongs to uid {owner}: only files of uid {expected}, which this process has, are opened; give it the file (chown {expected}), or run it as uid {owner}", path = path.display())]
+    #[error("{path} belongs to uid {owner}, but this process runs as uid {expected}; change the \
+             owner (chown {expected}), or run the process as uid {owner}", path = path.display())]
     ForeignOwner {
-        /// The path that was opened.
+        /// Path that was opened.
         path: PathBuf,
-        /// The uid that owns the file.
+        /// User ID that owns the file.
         owner: u32,
-        /// The effective uid of this process.
+        /// Effective user ID of this process.
         expected: u32,
     },
     /// Group or others may write the file, and its mode cannot be changed.
-    #[error("{path} has mode {mode:04o}: files that group or others may write are refused, and its mode cannot be changed ({source}); set it to 0600 (chmod 600)", path = path.display())]
+    #[error("{path} has mode {mode:04o}, so other users could write it, and the mode cannot be \
+             changed ({source}); set it to 0600 (chmod 600)", path = path.display())]
     OpenMode {
-        /// The path that was opened.
+        /// Path that was opened.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the file.
         mode: u32,
-        /// What the system answers to a change of them.
+        /// The system's error when the mode was changed.
         source: io::Error,
     },
-    /// A medium is smaller than what was asked of it.
-    #[error("{subject} holds {available} bytes: {requested} bytes were requested")]
+    /// A medium is smaller than requested.
+    #[error("{subject} has {available} bytes, but {requested} bytes were requested")]
     TooSmall {
-        /// The path or the name of the medium.
+        /// Path or name of the medium.
         subject: String,
-        /// The length that was requested.
+        /// Requested length in bytes.
         requested: u64,
-        /// The length that is there.
+        /// Length of the medium in bytes.
         available: u64,
     },
-    /// A block device that cannot be read and written in pages.
-    #[error("{path} has logical blocks of {sector} bytes: allowed are at most 4096", path = path.display())]
+    /// A block device has logical blocks that are larger than a page of 4096 bytes.
+    #[error("{path} has logical blocks of {sector} bytes; allowed: at most 4096", path = path.display())]
     Sector {
-        /// The device.
+        /// Path of the device.
         path: PathBuf,
-        /// Bytes of its logical blocks.
+        /// Size of its logical blocks in bytes.
         sector: u32,
     },
-    /// A length or an offset that cannot be used.
-    #[error("{field} is {value}: {allowed}")]
+    /// A length or an offset is not allowed.
+    #[error("{field}: {value} is not allowed; allowed: {allowed}")]
     Invalid {
-        /// The argument's name.
+        /// Name of the argument.
         field: &'static str,
-        /// Its value.
+        /// The value in the call.
         value: u64,
-        /// What is allowed.
+        /// Description of the allowed values.
         allowed: &'static str,
     },
-    /// A range reaches beyond the end of a buffer or a mapping.
-    #[error("range of {len} bytes at offset {offset} reaches beyond the end at {end}")]
+    /// A range exceeds a buffer or a mapping.
+    #[error("range of {len} bytes at offset {offset} exceeds the end at {end}")]
     OutOfBounds {
-        /// The first byte of the range.
+        /// Offset of the range in bytes.
         offset: u64,
-        /// The length of the range.
+        /// Length of the range in bytes.
         len: u64,
-        /// The length of what it lies in.
+        /// Length of the buffer or mapping in bytes.
         end: u64,
     },
-    /// The destination, or the mapping under it, may not be written.
+    /// The destination, or its mapping, is read-only.
     #[error("destination at address {addr:#x} is read-only")]
     ReadOnly {
-        /// The address of the destination.
+        /// Address of the destination.
         addr: usize,
     },
-    /// Bytes of a device, a file or a peer where only memory of this process can be used.
-    #[error("bytes at {addr:#x} are not in this process's memory: only batches move them")]
+    /// The call needs memory of this process, but the bytes are in a device, a file or a peer.
+    #[error("buffer at {addr:#x} is not host memory; use a batch to copy it")]
     Elsewhere {
-        /// Their address or offset there.
+        /// Address or offset of the bytes in that location.
         addr: usize,
     },
-    /// One side of a part lies at several ends.
+    /// The buffers of one side of a part are in several locations.
     #[error(
-        "the buffer at {addr:#x} lies elsewhere than the first of its side: allowed are memory, one file or one device"
+        "all source (or destination) buffers of a part must be in memory, in one file, or on \
+         one device; the buffer at {addr:#x} is not"
     )]
     MixedEnds {
-        /// The address or offset of the first buffer that differs.
+        /// Address or offset of the first buffer that differs.
         addr: usize,
     },
-    /// A destination that its carrier cannot write as it is.
+    /// The I/O backend of a destination cannot write it at this alignment.
     #[error(
-        "destination of {len} bytes at offset {at}: both must be multiples of {alignment}, but for the length of a padded last one"
+        "destination of {len} bytes at offset {at}: length and offset must be multiples of \
+         {alignment} (the last buffer may be padded)"
     )]
     Unaligned {
-        /// Its offset.
+        /// Offset of the destination in bytes.
         at: u64,
-        /// Its length.
+        /// Length of the destination in bytes.
         len: u64,
-        /// What both are to be multiples of.
+        /// Required alignment of both, in bytes.
         alignment: u64,
     },
-    /// Sources and destinations of a part do not have the same total length.
-    #[error("part {tag}: sources have {src} bytes and destinations {dst}: they must be equal")]
+    /// Sources and destinations of a part differ in total length.
+    #[error("part {tag}: sources have {src} bytes but destinations {dst}; both must be equal")]
     LengthMismatch {
-        /// The caller's number of the part.
+        /// The caller's number for the part.
         tag: u32,
-        /// The total length of the sources.
+        /// Total length of the sources in bytes.
         src: u64,
-        /// The total length of the destinations.
+        /// Total length of the destinations in bytes.
         dst: u64,
     },
     /// Source and destination of a part share memory.
     #[error("part {tag}: source and destination overlap at address {addr:#x}")]
     Overlap {
-        /// The caller's number of the part.
+        /// The caller's number for the part.
         tag: u32,
-        /// An address inside both.
+        /// An address in both.
         addr: u64,
     },
-    /// A batch has no room for another part.
-    #[error("a batch holds at most {max} parts")]
+    /// A batch has the maximum number of parts.
+    #[error("too many parts in a batch; allowed: at most {max}")]
     BatchFull {
-        /// The largest number of parts of a batch.
+        /// Maximum number of parts in a batch.
         max: usize,
     },
-    /// The description of a DAX device in sysfs is missing or makes no sense.
+    /// The description of a DAX device in sysfs is missing or invalid.
     #[error("{path}: {problem}", path = path.display())]
     Dax {
-        /// The sysfs file or the device that was looked at.
+        /// Path of the sysfs file or of the device.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the problem.
         problem: String,
     },
-    /// The copier no longer takes batches.
+    /// The copier is closed.
     #[error("the copier is closed")]
     Closed,
 }
@@ -181,7 +184,7 @@ impl Error {
         }
     }
 
-    /// Whether the medium had no space left (`ENOSPC` or `EDQUOT`).
+    /// Returns true if the medium had no free space (`ENOSPC` or `EDQUOT`).
     #[must_use]
     pub fn is_no_space(&self) -> bool {
         matches!(self, Self::Io { source, .. } if matches!(
@@ -190,13 +193,13 @@ impl Error {
         ))
     }
 
-    /// Whether a path did not exist.
+    /// Returns true if a path did not exist.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Whether a path existed already.
+    /// Returns true if a path existed already.
     #[must_use]
     pub fn is_already_exists(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists)
@@ -206,40 +209,40 @@ impl Error {
 /// The result of this crate's operations.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a part has no outcome. Its destination's bytes are then unspecified.
+/// The reason for which a part failed. The bytes of its destination are then unspecified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// The lane that had it, or one that had a piece of it, panicked.
-    #[error("a lane panicked while it moved this part")]
+    /// The copy thread that moved the part, or a piece of it, panicked.
+    #[error("internal error: copy thread panicked during this part")]
     LanePanicked,
     /// The ticket was cancelled before the part was finished.
     #[error("the batch was cancelled")]
     Cancelled,
-    /// The medium failed under its destination, which is memory of this process now.
-    #[error("the medium failed where this part was to be stored")]
+    /// The medium of the destination failed; memory of this process has replaced it.
+    #[error("medium error at the destination of this part")]
     MemoryLost,
-    /// A device did not take its bytes, or did not give them.
-    #[error("the device did not carry this part")]
+    /// A device failed to read or write some bytes of the part.
+    #[error("device copy failed")]
     Device,
-    /// The system refused to read or write some of its bytes.
-    #[error("the medium failed: {}", std::io::Error::from_raw_os_error(*errno))]
+    /// The system failed to read or write some bytes of the part.
+    #[error("medium error: {}", std::io::Error::from_raw_os_error(*errno))]
     Os {
-        /// The system's error number.
+        /// Error number of the system.
         errno: i32,
     },
-    /// Some of its bytes are not there, or were not taken: a file that ends early.
-    #[error("the medium carried {carried} of {asked} bytes")]
+    /// Some bytes are missing or were not accepted, for example because a file ends early.
+    #[error("short I/O: {carried} of {asked} bytes")]
     Short {
-        /// How many bytes were carried.
+        /// Number of bytes that were moved.
         carried: u64,
-        /// How many were asked for at once.
+        /// Number of bytes that were requested.
         asked: u64,
     },
-    /// A carrier gave up some of its bytes without an answer: it panicked, or has ended.
-    #[error("the carrier gave no answer")]
+    /// An I/O backend dropped a request without a report: it panicked or has ended.
+    #[error("I/O backend dropped the request")]
     Unanswered,
-    /// The copier was closed, or belongs to the process that this one was forked from.
+    /// The copier was closed, or belongs to the process from which this one was forked.
     #[error("the copier is closed")]
     Closed,
 }

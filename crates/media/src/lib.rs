@@ -1,4 +1,8 @@
-//! How bytes move: shared memory, mapped files and DAX, copies with fused checksums.
+//! Data movement: shared memory, mapped files and DAX, and batched copies that compute checksums.
+//!
+//! A [`Copier`] moves a [`Batch`] of parts between [`Buffer`]s. A buffer is memory of this process,
+//! memory of a GPU, or a range that an I/O backend ([`Carrier`]) reads and writes, such as a
+//! [`file::File`]. A [`Mapping`] is a medium that is mapped into memory.
 
 #![expect(
     unsafe_code,

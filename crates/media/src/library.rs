@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString, c_void};
 use std::io;
 use std::path::Path;
 
-/// A library, which is never closed: its threads may run as long as the process.
+/// A dynamic library. It is never closed, because its threads may run as long as the process.
 #[derive(Debug)]
 pub struct Library<'a> {
     at: *mut c_void,
@@ -14,11 +14,11 @@ pub struct Library<'a> {
 }
 
 impl<'a> Library<'a> {
-    /// Loads one by its path, or by a name that the system's loader searches for.
+    /// Loads the library at `path`, which may be a name that the system's loader searches for.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`], with what the loader says.
+    /// [`Error::Io`], with the message of the loader.
     pub fn load(path: &'a Path) -> Result<Self> {
         let fail = |problem: io::Error| Error::io("load", path.display().to_string(), problem);
         let name = CString::new(path.as_os_str().as_encoded_bytes());
@@ -31,16 +31,19 @@ impl<'a> Library<'a> {
         Ok(Self { at, path })
     }
 
-    /// The address of a function.
+    /// Returns the address of the function `name`.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] where it has none of the name.
+    /// [`Error::Io`] if the library has no such function.
     pub fn function(&self, name: &CStr) -> Result<*mut c_void> {
         // SAFETY: the library is loaded, and `name` a string.
         let at = unsafe { libc::dlsym(self.at, name.as_ptr()) };
         if at.is_null() {
-            let problem = io::Error::other(format!("no {}", name.to_string_lossy()));
+            let problem = io::Error::other(format!(
+                "the library has no function {}",
+                name.to_string_lossy()
+            ));
             let path = self.path.display().to_string();
             return Err(Error::io("load", path, problem));
         }
@@ -55,5 +58,5 @@ fn problem() -> String {
         let said = libc::dlerror();
         (!said.is_null()).then(|| CStr::from_ptr(said).to_string_lossy().into_owned())
     };
-    said.unwrap_or_else(|| "it could not be loaded".to_owned())
+    said.unwrap_or_else(|| "unknown error of the loader".to_owned())
 }

@@ -21,7 +21,7 @@ type Ring = Box<dyn FnOnce() -> bool + Send>;
 /// Chooses among so many jobs.
 type Choose = Box<dyn FnMut(usize) -> Turn + Send>;
 
-/// Which job has its turn, and whether it succeeds.
+/// The choice of a job to run, and whether it succeeds.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a simulation makes them")]
 pub struct Turn {
@@ -31,7 +31,7 @@ pub struct Turn {
     pub fails: bool,
 }
 
-/// What waits for its turn.
+/// The jobs that wait for their turn.
 pub struct Schedule {
     jobs: Mutex<Vec<Job>>,
     choose: Mutex<Choose>,
@@ -63,7 +63,7 @@ pub fn current() -> Option<Arc<Schedule>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// What clocks show instead of real time in this thread.
+/// Returns the time that clocks show instead of real time in this thread.
 #[must_use]
 pub fn now() -> Option<Instant> {
     CURRENT.with_borrow(|current| current.as_ref().and_then(|schedule| schedule.shown()))
@@ -161,7 +161,7 @@ impl Schedule {
         Entered(())
     }
 
-    /// How many jobs wait.
+    /// Returns the number of waiting jobs.
     #[must_use]
     pub fn waiting(&self) -> usize {
         lock(&self.jobs).len()

@@ -1,16 +1,16 @@
-//! Memory over a socket by plain calls: what a strong straightforward program would do, to measure
-//! against.
+//! Memory over a socket with plain system calls: the baseline that a simple, fast program reaches,
+//! for benchmarks.
 
 use crate::buffer::{Buffer, check_range};
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Sends a range of memory, at most `each` bytes a call.
+/// Sends a range of memory, at most `each` bytes per call.
 ///
 /// # Errors
 ///
-/// What the socket says; [`ErrorKind::InvalidInput`] for a range that the memory does not have.
+/// The errors of the socket; [`ErrorKind::InvalidInput`] for a range outside the memory.
 pub fn send(
     socket: BorrowedFd<'_>,
     memory: &Buffer,
@@ -31,12 +31,12 @@ pub fn send(
     })
 }
 
-/// Receives exactly a range of memory, at most `each` bytes a call.
+/// Receives exactly one range of memory, at most `each` bytes per call.
 ///
 /// # Errors
 ///
-/// As [`send()`]; [`ErrorKind::UnexpectedEof`] where the other side has ended,
-/// [`ErrorKind::PermissionDenied`] for memory that is not to be written.
+/// The errors of [`send()`]; [`ErrorKind::UnexpectedEof`] if the peer closed the connection,
+/// [`ErrorKind::PermissionDenied`] for memory that is not writable.
 pub fn receive(
     socket: BorrowedFd<'_>,
     memory: &Buffer,

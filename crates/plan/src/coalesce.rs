@@ -4,31 +4,45 @@ use crate::Error;
 use crate::slice::Unit;
 use crate::span::{Range, Span, total};
 
-/// Appends to `out` the spans that move the bytes of `src`, in order, to those of `dst`, and
-/// returns how many bytes they move.
+/// Appends to `out` the spans that move the bytes of `src`, in order, to those of `dst`.
 ///
-/// Neighbours that continue on both sides become one span; empty ranges are skipped. Spans that
-/// were in `out` before are neither changed nor extended, so one table serves many movements.
+/// Returns the number of bytes that these spans move. Ranges that are adjacent on both sides become
+/// one span; empty ranges are skipped. The call never changes or extends spans that were in `out`
+/// before, so one table serves many movements.
 ///
 /// # Errors
 ///
 /// [`Error::LengthMismatch`], [`Error::RangeOverflow`] and [`Error::TotalOverflow`]; `out` is then
-/// as it was.
+/// unchanged.
+///
+/// # Examples
+///
+/// ```
+/// use kvdepot_plan::{Range, Span, zip};
+///
+/// let mut spans = Vec::new();
+/// let bytes = zip(&[Range::new(0, 8)], &[Range::new(64, 4), Range::new(96, 4)], &mut spans)?;
+/// assert_eq!(bytes, 8);
+/// assert_eq!(spans, [Span::new(0, 64, 4), Span::new(4, 96, 4)]);
+/// # Ok::<(), kvdepot_plan::Error>(())
+/// ```
 pub fn zip(src: &[Range], dst: &[Range], out: &mut Vec<Span>) -> Result<u64, Error> {
     let bytes = equal_totals(src, dst)?;
     Weave::new(src, dst).run(bytes, out);
     Ok(bytes)
 }
 
-/// Like [`zip`], and cuts the spans wherever `unit_size` bytes of the movement are full, so that
-/// each *unit* has spans of its own. Appends the units to `units`, in order: every one has
-/// `unit_size` bytes, but for a shorter last one. A unit's spans are the entries
-/// `first_span..first_span + span_count` of `out`.
+/// Appends spans to `out` as [`zip`] does, and divides the movement into units of `unit_size`
+/// bytes.
+///
+/// Each *unit* has spans of its own: the entries `first_span..first_span + span_count` of `out`.
+/// The call appends the units of movement `tag` to `units`, in order. Each unit has `unit_size`
+/// bytes; the last one may be shorter. Returns the number of bytes that the spans move.
 ///
 /// # Errors
 ///
-/// Those of [`zip`], [`Error::Config`] for a `unit_size` of zero, and [`Error::TooMany`] when
-/// `out` would outgrow 32-bit indices; both tables are then as they were.
+/// The errors of [`zip`]. [`Error::Config`] for a `unit_size` of zero. [`Error::TooMany`] if `out`
+/// would exceed 32-bit indices. After an error both tables are unchanged.
 pub fn zip_units(
     tag: u32,
     src: &[Range],
@@ -41,7 +55,7 @@ pub fn zip_units(
         return Err(Error::Config {
             field: "unit_size",
             value: 0,
-            allowed: "1 or more",
+            allowed: "1 byte or more",
         });
     }
     let bytes = equal_totals(src, dst)?;
@@ -76,24 +90,24 @@ pub fn zip_units(
     Ok(bytes)
 }
 
-/// The side of a span that [`coalesce`] sorts by.
+/// The side of a span by which [`coalesce`] sorts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a span has two sides")]
 pub enum Side {
-    /// By source address: reads from a medium become sequential.
+    /// Sort by source address: reads from a medium become sequential.
     Src,
-    /// By destination address: writes to a medium become sequential.
+    /// Sort by destination address: writes to a medium become sequential.
     Dst,
 }
 
-/// Sorts spans by one side and joins neighbours that continue on both, in place and without
-/// allocating. Empty spans go.
+/// Sorts `spans` by one side and joins spans that are adjacent on both sides, in place.
 ///
-/// The order of the moves changes, so destinations must not overlap each other; sources may.
+/// The call removes empty spans and allocates no memory. The order of the moves changes, so
+/// destinations must not overlap each other; sources may.
 ///
 /// # Errors
 ///
-/// [`Error::RangeOverflow`] when a span ends beyond the address space; `spans` is then as it was.
+/// [`Error::RangeOverflow`] if a span ends outside the address space; `spans` is then unchanged.
 pub fn coalesce(spans: &mut Vec<Span>, by: Side) -> Result<(), Error> {
     spans.iter().try_for_each(Span::check)?;
     spans.retain(|span| span.len > 0);

@@ -1,18 +1,18 @@
-//! Why a plan was refused. Nothing is planned by a call that returns an error.
+//! Errors of planning.
 
-/// A movement that cannot be planned.
+/// A movement that cannot be planned. A call that returns an error plans nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The sources and the destinations of a movement differ in length.
-    #[error("sources have {src} bytes and destinations {dst}: they must be equal")]
+    /// Sources and destinations of a movement differ in length.
+    #[error("sources have {src} bytes but destinations {dst}; both must be equal")]
     LengthMismatch {
         /// Bytes in all sources.
         src: u64,
         /// Bytes in all destinations.
         dst: u64,
     },
-    /// A range ends beyond the 64-bit address space.
+    /// A range ends outside the 64-bit address space.
     #[error("range of {len} bytes at {addr:#x} ends beyond 2^64 - 1")]
     RangeOverflow {
         /// First address of the range.
@@ -23,30 +23,30 @@ pub enum Error {
     /// The ranges of one side add up to more than 2^64 - 1 bytes.
     #[error("ranges add up to more than 2^64 - 1 bytes")]
     TotalOverflow,
-    /// A unit or span of no bytes was given to a planner.
-    #[error("a {what} with tag {tag} has 0 bytes: at least 1 is needed")]
+    /// A unit or span without bytes was passed to a planner.
+    #[error("{what} with tag {tag} has 0 bytes; allowed: at least 1")]
     Empty {
         /// `"unit"` or `"span"`.
         what: &'static str,
-        /// The caller's tag.
+        /// The caller's tag of the movement.
         tag: u32,
     },
-    /// A batch would need more entries than 32 bits can count.
-    #[error("{count} {what} in one batch: at most 4294967295 are allowed")]
+    /// A batch would need more entries than a 32-bit number can count.
+    #[error("{count} {what} in one batch; allowed: at most 4294967295")]
     TooMany {
         /// `"spans"` or `"pieces"`.
         what: &'static str,
-        /// How many the batch would need, at most.
+        /// Upper bound on the number of entries that the batch would need.
         count: u64,
     },
-    /// A limit is outside of its allowed values.
-    #[error("{field} is {value}: allowed is {allowed}")]
+    /// A limit is outside its allowed values.
+    #[error("{field}: {value} is not allowed; allowed: {allowed}")]
     Config {
-        /// The limit's name.
+        /// Name of the limit.
         field: &'static str,
-        /// The value that was given.
+        /// The value in the call.
         value: u64,
-        /// What is allowed, in words.
+        /// Description of the allowed values.
         allowed: &'static str,
     },
 }

@@ -16,47 +16,70 @@ use crate::sync::{Arc, AtomicBool, Condvar, Mutex, Ordering, lock};
 
 type Completion<T> = Box<dyn FnOnce(&mut T, Ending) + Send>;
 
-/// How the lanes of a batch stopped.
+/// The result of a batch after its lanes have stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ending {
-    /// A lane called [`Guard::fail`].
+    /// True if a lane called [`Guard::fail`].
     pub failed: bool,
-    /// A guard was dropped by a panic, or the completion panicked. What that lane had not yet
-    /// reported is missing.
+    /// True if a panic dropped a guard, or if the completion panicked. Results that this lane had
+    /// not reported before are missing.
     pub panicked: bool,
-    /// Cancellation was asked for before the last lane stopped. The lanes may have finished all
-    /// the same.
+    /// True if cancellation was requested before the last lane stopped. The lanes may still have
+    /// finished all their work.
     pub cancelled: bool,
 }
 
 impl Ending {
-    /// Whether nothing failed, panicked or was cancelled.
+    /// Returns true if the batch had no failure, no panic and no cancellation.
     pub fn is_clean(&self) -> bool {
         *self == Ending::default()
     }
 }
 
-/// A batch that still hands out work. Counts as a guard itself, so that the first lanes to finish
-/// cannot complete a batch that is still being planned; drop it when all slices are out.
+/// A batch that still hands out work.
+///
+/// It counts as a guard itself, so lanes that finish early cannot complete a batch that is still
+/// being planned. Drop it after the last slice has been handed out.
+///
+/// # Examples
+///
+/// ```
+/// use kvdepot_plan::Join;
+///
+/// let join = Join::new(vec![0u8; 4096], |_payload, ending| assert!(ending.is_clean()));
+/// let waiter = join.waiter();
+/// let guard = join.guard();
+/// let lane = std::thread::spawn(move || {
+///     assert_eq!(guard.payload().len(), 4096);
+/// }); // the guard is dropped: the lane has stopped
+/// drop(join);
+/// assert!(waiter.wait(None));
+/// # lane.join().unwrap();
+/// ```
 pub struct Join<T>(Guard<T>);
 
-/// What a lane holds while it touches the payload. Dropping it, also by unwinding, counts down.
+/// A lane's reference to the payload of a batch.
+///
+/// A lane holds a guard while it uses the payload. Dropping the guard, also during a panic, signals
+/// that the lane has stopped.
 pub struct Guard<T>(Arc<Flight<T>>);
 
-/// The waiting side of a batch. It keeps nothing alive: dropping it is always safe.
+/// A handle to wait for a batch. It does not keep the payload alive and can be dropped at any time.
 #[derive(Clone)]
 pub struct Waiter(Arc<Signal>);
 
 impl<T> Join<T> {
-    /// Takes the payload: buffers, their owners, room for results.
+    /// Creates a batch with `payload`: its buffers, their owners and memory for results.
     ///
-    /// `complete` runs exactly once, in the thread that drops the last guard (or this `Join`,
-    /// when there is none left). It may take what it likes out of the payload; the rest is
-    /// dropped right after it, and only then do waiters wake. A panic in it is caught, since the
-    /// thread may already be unwinding, and reported as [`Ending::panicked`] to waiters.
+    /// `complete` runs exactly once, in the thread that drops the last guard (or this `Join`, if it
+    /// is the last). It may take values out of the payload. The rest of the payload is dropped
+    /// directly after it, and then waiters wake.
     ///
-    /// `complete` must not wait for its own batch. A panic in the payload's own destructor is
-    /// not caught, but wakes the waiters too.
+    /// A panic in `complete` is caught, because the thread may already be unwinding. Waiters see it
+    /// as [`Ending::panicked`]. A panic in the destructor of the payload is not caught, but wakes
+    /// the waiters too.
+    ///
+    /// `complete` must not wait for its own batch.
     pub fn new(payload: T, complete: impl FnOnce(&mut T, Ending) + Send + 'static) -> Join<T> {
         let signal = Arc::new(Signal::new());
         Join(Guard(Arc::new(Flight {
@@ -66,12 +89,12 @@ impl<T> Join<T> {
         })))
     }
 
-    /// A guard for one more lane or slice.
+    /// Creates a guard for one more lane or slice.
     pub fn guard(&self) -> Guard<T> {
         self.0.clone()
     }
 
-    /// A handle to wait with; any number may exist.
+    /// Creates a handle to wait for the batch. A batch can have any number of handles.
     pub fn waiter(&self) -> Waiter {
         Waiter(Arc::clone(&self.0.0.wake.0))
     }
@@ -86,23 +109,24 @@ impl<T> Deref for Join<T> {
 }
 
 impl<T> Guard<T> {
-    /// The payload, shared with all lanes.
+    /// Returns the payload, which all lanes share.
     pub fn payload(&self) -> &T {
         &self.0.payload
     }
 
-    /// Records that something failed; what, belongs into the payload. The other lanes go on: to
-    /// stop them as well, [`cancel`](Guard::cancel).
+    /// Records that the lane failed. Store details of the failure in the payload.
+    ///
+    /// The other lanes continue; call [`cancel`](Guard::cancel) to stop them as well.
     pub fn fail(&self) {
         self.signal().failed.store(true, Ordering::Relaxed);
     }
 
-    /// Asks all lanes to stop early. They still count down one by one.
+    /// Requests that all lanes stop early. Each lane still signals its end by dropping its guards.
     pub fn cancel(&self) {
         self.signal().cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether to stop early. Lanes poll this between slices.
+    /// Returns true if the lane should stop early. Lanes poll this between slices.
     pub fn is_cancelled(&self) -> bool {
         self.signal().cancelled.load(Ordering::Relaxed)
     }
@@ -130,9 +154,9 @@ impl<T> Drop for Guard<T> {
 
 impl Waiter {
     /// Waits until all lanes have stopped, the completion has run and the payload is released.
-    /// False when `timeout` passed first; `None` waits as long as it takes.
     ///
-    /// A thread that holds one of the batch's guards must not wait for it.
+    /// Returns false if `timeout` expires first. `None` waits without a limit. A thread that holds
+    /// a guard of the batch must not wait for it.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         // A deadline beyond the clock's range is no deadline.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -157,17 +181,17 @@ impl Waiter {
         true
     }
 
-    /// Whether [`wait`](Waiter::wait) would return at once.
+    /// Returns true if [`wait`](Waiter::wait) would return immediately.
     pub fn is_done(&self) -> bool {
         self.ending().is_some()
     }
 
-    /// How the batch ended; `None` while it has not.
+    /// Returns the result of the batch, or `None` while it is in progress.
     pub fn ending(&self) -> Option<Ending> {
         *lock(&self.0.ended)
     }
 
-    /// Asks all lanes to stop early. The payload stays theirs until they have.
+    /// Requests that all lanes stop early. The lanes keep the payload until they have stopped.
     pub fn cancel(&self) {
         self.0.cancelled.store(true, Ordering::Relaxed);
     }

@@ -1,14 +1,20 @@
-//! What moves when: the one algorithm behind memory copies, file I/O and network transfer.
+//! Transfer planning: one algorithm for memory copies, file I/O and network transfer.
 //!
-//! A movement starts as two lists of [`Range`]s, where the bytes are and where they go. [`zip`]
-//! turns them into [`Span`]s and joins neighbours; [`zip_units`] does the same and marks the units
-//! that must never be divided (leaves of a checksum). A [`Planner`] packs units or bare spans into
-//! [`Slice`]s, gives each slice to the lane with the least bytes, and hands slices out as soon as
-//! a watermark of them is ready, while the rest is still being planned. A [`Join`] owns everything
-//! that the lanes touch, and lets it go only when the last lane has stopped, whatever failed.
+//! A movement starts as two lists of [`Range`]s: the sources and the destinations of the bytes.
+//! [`zip`] turns the lists into [`Span`]s and joins adjacent ones. [`zip_units`] also marks units
+//! that must never be divided (leaves of a checksum).
 //!
-//! The crate is pure: no I/O, no threads, no clock except for the deadline of [`Waiter::wait`].
-//! Addresses are numbers that it never follows. A warm [`Planner`] allocates nothing.
+//! A [`Planner`] packs units or single spans into [`Slice`]s and assigns each slice to the lane
+//! (copy thread) with the fewest bytes. It hands slices out as soon as a watermark of them is
+//! ready, while it still plans the rest.
+//!
+//! A [`Join`] owns everything that the lanes use. It releases these resources only after the last
+//! lane has stopped, also after a failure.
+//!
+//! The crate has no I/O, no threads, and no clock except for the deadline of [`Waiter::wait`]. It
+//! treats addresses as numbers and never dereferences them. A warm [`Planner`] allocates no memory.
+//!
+//! # Examples
 //!
 //! ```
 //! use kvdepot_plan::{zip, Join, Limits, Planner, Range};

@@ -5,18 +5,35 @@ use crate::lane::Loads;
 use crate::slice::{Limits, Piece, Ready, Slice, Unit};
 use crate::span::Span;
 
-/// Plans one batch at a time.
+/// A planner that packs the pieces of one batch at a time into slices.
 ///
-/// Pieces are packed in the order they come. The slice being packed closes when the next piece
-/// does not fit, so a short tail can still join it. A *unit* is never divided; a *span* too long
-/// for one slice starts a slice of its own and is cut at multiples of `slice_size` from its start,
-/// which keeps cuts as aligned as the span was.
+/// Pieces are packed in the order of the calls. The open slice closes when the next piece does not
+/// fit, so a short tail can still join it. A *unit* is never divided. A *span* that is too long for
+/// one slice starts a new slice. It is cut at multiples of `slice_size` from its start, so cuts
+/// have the alignment of the span.
 ///
-/// No slice has more than `slice_size + tail_merge` bytes, unless it is a single larger unit. Any
-/// two lanes' bytes differ by no more than the largest slice.
+/// A slice has at most `slice_size + tail_merge` bytes, unless it is a single larger unit. The
+/// bytes of any two lanes differ by at most the largest slice.
 ///
-/// All memory is kept by [`reset`](Planner::reset): a planner that has seen its largest batch
-/// allocates no more.
+/// [`reset`](Planner::reset) keeps all memory. A planner that has seen its largest batch no longer
+/// allocates.
+///
+/// # Examples
+///
+/// ```
+/// use kvdepot_plan::{Limits, Planner, Span};
+///
+/// let limits = Limits { slice_size: 4096, tail_merge: 0, lanes: 2, watermark: 1 };
+/// let mut planner = Planner::new(limits)?;
+/// let mut slices = 0;
+/// for (slice, pieces) in planner.push_span(7, Span::new(0, 0, 10_000))? {
+///     assert!(slice.lane < 2 && pieces[0].tag() == 7);
+///     slices += 1;
+/// }
+/// slices += planner.finish().len();
+/// assert_eq!(slices, 3);
+/// # Ok::<(), kvdepot_plan::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Planner {
     limits: Limits,
@@ -32,11 +49,11 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// A planner with an empty batch.
+    /// Creates a planner with an empty batch.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] when a limit is outside of its allowed values.
+    /// [`Error::Config`] if a limit is outside its allowed values.
     pub fn new(limits: Limits) -> Result<Planner, Error> {
         limits.check()?;
         Ok(Planner {
@@ -51,12 +68,12 @@ impl Planner {
         })
     }
 
-    /// Adds a unit, and hands out what is ready.
+    /// Adds a unit to the batch and returns the slices that are ready.
     ///
     /// # Errors
     ///
-    /// [`Error::Empty`] for a unit without bytes, [`Error::TooMany`] when the batch is full; the
-    /// batch is then as it was.
+    /// [`Error::Empty`] for a unit without bytes. [`Error::TooMany`] if the batch is full. After an
+    /// error the batch is unchanged.
     pub fn push_unit(&mut self, unit: Unit) -> Result<Ready<'_>, Error> {
         if unit.bytes == 0 {
             return Err(Error::Empty {
@@ -72,12 +89,15 @@ impl Planner {
         Ok(self.drain_at(self.limits.watermark))
     }
 
-    /// Adds a span that may be divided, and hands out what is ready.
+    /// Adds a span that may be divided to the batch, and returns the slices that are ready.
+    ///
+    /// `tag` is the caller's number for the movement.
     ///
     /// # Errors
     ///
-    /// [`Error::Empty`] for a span without bytes, [`Error::RangeOverflow`] when it ends beyond the
-    /// address space, [`Error::TooMany`] when the batch is full; the batch is then as it was.
+    /// [`Error::Empty`] for a span without bytes. [`Error::RangeOverflow`] if the span ends outside
+    /// the address space. [`Error::TooMany`] if the batch is full. After an error the batch is
+    /// unchanged.
     pub fn push_span(&mut self, tag: u32, span: Span) -> Result<Ready<'_>, Error> {
         if span.len == 0 {
             return Err(Error::Empty { what: "span", tag });
@@ -101,21 +121,26 @@ impl Planner {
         Ok(self.drain_at(self.limits.watermark))
     }
 
-    /// Closes the last slice, and hands out all that is left. Adding more afterwards starts a new
-    /// slice of the same batch.
+    /// Closes the last slice and returns all slices that are left.
+    ///
+    /// Pieces that are added afterwards start a new slice of the same batch.
     pub fn finish(&mut self) -> Ready<'_> {
         self.close();
         self.drain_at(1)
     }
 
-    /// Forgets the batch and keeps the memory. Ties of the next batch start at the lane after the
-    /// one this batch started at, so that small batches do not all go to lane 0.
+    /// Clears the batch and keeps the memory.
+    ///
+    /// Between lanes with equal bytes, the next batch prefers the lane after the one at which this
+    /// batch started. So small batches do not all use lane 0.
     pub fn reset(&mut self) {
         self.reset_at(self.loads.first() + 1);
     }
 
-    /// Forgets the batch and keeps the memory. Ties of the next batch start at lane `first`, modulo
-    /// the number of lanes: for callers that spread batches over lanes with several planners.
+    /// Clears the batch, keeps the memory and sets the preferred lane of the next batch.
+    ///
+    /// Between lanes with equal bytes, the next batch prefers lane `first`, modulo the number of
+    /// lanes. This is for callers that distribute batches over lanes with several planners.
     pub fn reset_at(&mut self, first: usize) {
         self.loads.reset(self.limits.lanes, first);
         self.pieces.clear();
@@ -126,11 +151,11 @@ impl Planner {
         self.submissions = 0;
     }
 
-    /// Forgets the batch and plans the next one with other limits.
+    /// Clears the batch and sets other limits for the next one.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] when a limit is outside of its allowed values; nothing is then forgotten.
+    /// [`Error::Config`] if a limit is outside its allowed values; the batch is then unchanged.
     pub fn reset_with(&mut self, limits: Limits) -> Result<(), Error> {
         limits.check()?;
         self.limits = limits;
@@ -138,22 +163,22 @@ impl Planner {
         Ok(())
     }
 
-    /// The limits in force.
+    /// Returns the current limits.
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// Bytes given to each lane by the slices that are closed.
+    /// Returns the bytes that closed slices assign to each lane.
     pub fn lane_bytes(&self) -> &[u64] {
         self.loads.bytes()
     }
 
-    /// Slices of this batch that are closed, handed out or not.
+    /// Returns the number of closed slices of this batch, handed out or not.
     pub fn slice_count(&self) -> usize {
         self.slices.len()
     }
 
-    /// How often slices of this batch were handed out.
+    /// Returns the number of times that slices of this batch were handed out.
     pub fn submission_count(&self) -> usize {
         self.submissions
     }

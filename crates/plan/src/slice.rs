@@ -1,19 +1,20 @@
-//! What a planner takes in and gives out.
+//! Input and output of a planner.
 
 use crate::Error;
 use crate::span::Span;
 
-/// How a planner cuts and groups.
+/// Limits of a planner: the sizes of slices, the number of lanes and the watermark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Most bytes of a slice, tail aside. A unit larger than this is a slice of its own.
+    /// Maximum size of a slice in bytes, without a merged tail; 1 or more. A larger unit becomes a
+    /// slice of its own.
     pub slice_size: u64,
-    /// A remainder of at most this many bytes joins the slice before it instead of becoming a
-    /// slice. From 0 (never) to `slice_size`.
+    /// Maximum size in bytes of a remainder that joins the previous slice instead of becoming a
+    /// slice; 0 (never) to `slice_size`.
     pub tail_merge: u64,
-    /// Lanes that slices are given to, numbered from 0; 1 to 65,536.
+    /// Number of lanes, 1 to 65,536. Lanes have the numbers from 0.
     pub lanes: usize,
-    /// Slices, over all lanes, that must be ready before they are handed out; 1 or more.
+    /// Number of slices, over all lanes, that must be ready before they are handed out; 1 or more.
     pub watermark: usize,
 }
 
@@ -56,24 +57,26 @@ impl Limits {
     }
 }
 
-/// Bytes that one lane must move as a whole, because they are hashed as a whole.
+/// Bytes that one lane must move together, because they have one hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Unit {
-    /// The caller's name for the movement that the unit belongs to.
+    /// The caller's number for the movement of this unit.
     pub tag: u32,
     /// Number of the unit in its movement, from 0.
     pub index: u32,
-    /// First of the unit's spans in the caller's span table.
+    /// Index of the unit's first span in the caller's span table.
     pub first_span: u32,
-    /// How many spans it has.
+    /// Number of spans of the unit.
     pub span_count: u32,
-    /// Bytes in those spans.
+    /// Total length of these spans in bytes.
     pub bytes: u64,
 }
 
 impl Unit {
-    /// The unit's spans in `table`, the one that [`zip_units`](crate::zip_units) appended to;
-    /// `None` when the table does not hold them.
+    /// Returns the unit's spans in `table`, the table to which [`zip_units`](crate::zip_units)
+    /// appended them.
+    ///
+    /// Returns `None` if the table does not contain them.
     pub fn spans<'a>(&self, table: &'a [Span]) -> Option<&'a [Span]> {
         let first = self.first_span as usize;
         table.get(first..first.checked_add(self.span_count as usize)?)
@@ -89,17 +92,17 @@ impl Unit {
 pub enum Piece {
     /// A whole unit.
     Unit(Unit),
-    /// A span, or what one slice takes of it.
+    /// A span, or the part of a span that belongs to this slice.
     Span {
-        /// The caller's name for the movement that the span belongs to.
+        /// The caller's number for the movement of this span.
         tag: u32,
-        /// What to move.
+        /// The bytes to move.
         span: Span,
     },
 }
 
 impl Piece {
-    /// Bytes to move.
+    /// Returns the number of bytes to move.
     pub fn bytes(&self) -> u64 {
         match self {
             Piece::Unit(unit) => unit.bytes,
@@ -107,7 +110,7 @@ impl Piece {
         }
     }
 
-    /// The caller's name for the movement that the piece belongs to.
+    /// Returns the caller's number for the movement of this piece.
     pub fn tag(&self) -> u32 {
         match self {
             Piece::Unit(unit) => unit.tag,
@@ -116,18 +119,19 @@ impl Piece {
     }
 }
 
-/// What one lane is asked to do at once.
+/// A group of pieces that one lane receives together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slice {
-    /// The lane, below [`Limits::lanes`].
+    /// Number of the lane, below [`Limits::lanes`].
     pub lane: usize,
-    /// Bytes in all pieces.
+    /// Total length of all pieces in bytes.
     pub bytes: u64,
     pub(crate) first: u32,
     pub(crate) count: u32,
 }
 
-/// Slices to submit now: none below the watermark. Iterating gives each slice with its pieces.
+/// The slices to submit now; empty below the watermark. Iteration returns each slice with its
+/// pieces.
 #[derive(Debug, Clone, Copy)]
 #[must_use = "slices that are not submitted are lost: they are handed out once"]
 pub struct Ready<'a> {
@@ -136,22 +140,22 @@ pub struct Ready<'a> {
 }
 
 impl<'a> Ready<'a> {
-    /// The slices, in the order they were planned.
+    /// Returns the slices, in planning order.
     pub fn slices(&self) -> &'a [Slice] {
         self.slices
     }
 
-    /// How many slices there are.
+    /// Returns the number of slices.
     pub fn len(&self) -> usize {
         self.slices.len()
     }
 
-    /// Whether there is nothing to submit now.
+    /// Returns true if there are no slices to submit now.
     pub fn is_empty(&self) -> bool {
         self.slices.is_empty()
     }
 
-    /// Each slice with its pieces, in the order they were planned.
+    /// Returns an iterator over the slices with their pieces, in planning order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (Slice, &'a [Piece])> + use<'a> {
         self.into_iter()
     }
@@ -169,7 +173,7 @@ impl<'a> IntoIterator for Ready<'a> {
     }
 }
 
-/// Iterator over [`Ready`].
+/// An iterator over the slices of [`Ready`].
 #[derive(Debug, Clone)]
 pub struct ReadyIter<'a> {
     slices: core::slice::Iter<'a, Slice>,

@@ -2,17 +2,17 @@
 
 use crate::Error;
 
-/// One contiguous piece of a source or of a destination, in its own address space.
+/// One contiguous range of a source or of a destination, in its own address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Range {
-    /// First address: of memory, of a file, of an arena.
+    /// First address, for example in memory, in a file or in an arena.
     pub addr: u64,
-    /// Length in bytes. Empty ranges are allowed and skipped.
+    /// Length in bytes. Empty ranges are allowed and are skipped.
     pub len: u64,
 }
 
 impl Range {
-    /// A range of `len` bytes at `addr`. It is checked where it is used.
+    /// Creates a range of `len` bytes at `addr`. Calls that use the range check it.
     pub const fn new(addr: u64, len: u64) -> Range {
         Range { addr, len }
     }
@@ -30,12 +30,12 @@ pub struct Span {
 }
 
 impl Span {
-    /// A span of `len` bytes. It is checked where it is used.
+    /// Creates a span of `len` bytes. Calls that use the span check it.
     pub const fn new(src: u64, dst: u64, len: u64) -> Span {
         Span { src, dst, len }
     }
 
-    /// Whether `next` goes on exactly where this span ends, on both sides.
+    /// Returns true if `next` starts exactly at the end of this span, on both sides.
     pub fn continues_in(&self, next: &Span) -> bool {
         self.src.checked_add(self.len) == Some(next.src)
             && self.dst.checked_add(self.len) == Some(next.dst)

@@ -77,12 +77,12 @@ fn word(field: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
         value.py(),
         field,
         shown,
-        "a text, bytes or an integer",
+        "a string, bytes or an integer",
     ))
 }
 
 /// What a text of Python is to be, which can hold halves of characters too.
-pub(crate) const TEXT: &str = "a text that UTF-8 can write (no surrogates)";
+pub(crate) const TEXT: &str = "a string that UTF-8 can encode (no surrogates)";
 
 /// A text.
 pub(crate) fn text(field: &str, value: &Bound<'_, PyString>) -> PyResult<String> {
@@ -99,7 +99,7 @@ pub(crate) fn number(field: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
 pub(crate) fn number_from(least: u64, field: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
     let number = value.extract::<u64>().ok();
     number.filter(|number| *number >= least).ok_or_else(|| {
-        let allowed = format!("a whole number from {least} below 2^64");
+        let allowed = format!("a whole number, {least} to 2^64 - 1");
         errors::input(value.py(), field, errors::shown(value), allowed)
     })
 }
@@ -122,14 +122,14 @@ pub(crate) fn lengths(lengths: &Bound<'_, PyAny>, count: usize) -> PyResult<Vec<
     let mut each = Vec::with_capacity(count);
     let items = lengths.try_iter().map_err(|_| {
         let shown = errors::shown(lengths);
-        errors::input(lengths.py(), "lengths", shown, "a number, or one a key")
+        errors::input(lengths.py(), "lengths", shown, "a number, or a sequence with one number per key")
     })?;
     for (index, item) in items.enumerate() {
         each.push(number(&format!("lengths[{index}]"), &item?)?);
     }
     if each.len() != count {
         let value = format!("{} numbers for {count} keys", each.len());
-        return Err(errors::input(lengths.py(), "lengths", value, "one a key"));
+        return Err(errors::input(lengths.py(), "lengths", value, "one number per key"));
     }
     Ok(each)
 }
@@ -151,7 +151,7 @@ pub(crate) fn split(
     let Some(given) = lengths else {
         // The bound of the store, checked there too; here it bounds memory.
         if parts == 0 || parts > 4096 {
-            return Err(errors::input(py, "parts", parts, "1 to 4096"));
+            return Err(errors::input(py, "parts", parts, "1 to 4096 parts"));
         }
         return Ok(Split::Equal(parts));
     };
@@ -161,7 +161,7 @@ pub(crate) fn split(
     }
     if lengths.len() as u64 != parts {
         let value = format!("{} numbers for {parts} parts", lengths.len());
-        return Err(errors::input(py, "part_lengths", value, "one a part"));
+        return Err(errors::input(py, "part_lengths", value, "one number per part"));
     }
     Ok(Split::Lengths(lengths))
 }
@@ -207,20 +207,20 @@ pub(crate) fn checksums(
         errors::input(py, field, errors::shown(given), allowed)
     };
     let each = checksums.try_iter();
-    let each = each.map_err(|_| listed("checksums".into(), checksums, "one list a reservation"))?;
+    let each = each.map_err(|_| listed("checksums".into(), checksums, "one list per reservation"))?;
     let mut all = Vec::with_capacity(reservations.len());
     for (index, item) in each.enumerate() {
         let mut parts = Vec::new();
         let item = item?;
         let sums = item.try_iter().map_err(|_| {
             let field = format!("checksums[{index}]");
-            listed(field, &item, "a list with a checksum for each part")
+            listed(field, &item, "a list with one checksum per part")
         })?;
         for (part, sum) in sums.enumerate() {
             let sum = sum?;
             let bytes = sum.extract::<[u8; 16]>().map_err(|_| {
                 let field = format!("checksums[{index}][{part}]");
-                let allowed = "a checksum: bytes of length 16, such as job.checksums has";
+                let allowed = "a checksum (16 bytes), as in job.checksums";
                 errors::input(py, field, errors::shown(&sum), allowed)
             })?;
             parts.push(Checksum(bytes));
@@ -231,18 +231,18 @@ pub(crate) fn checksums(
                 py,
                 format!("checksums[{index}]"),
                 format!("{} checksums", parts.len()),
-                format!("one a part, {}", wanted.unwrap_or_default()),
+                format!("one checksum per part, {} in total", wanted.unwrap_or_default()),
             ));
         }
         all.push(parts);
     }
     if all.len() != reservations.len() {
-        let value = format!("{} for {} reservations", all.len(), reservations.len());
+        let value = format!("{} lists for {} reservations", all.len(), reservations.len());
         return Err(errors::input(
             py,
             "checksums",
             value,
-            "one list a reservation",
+            "one list per reservation",
         ));
     }
     Ok(all)

@@ -8,16 +8,17 @@ use kvdepot_store::{BlockBuffers, Buffer, Device, Fence, MediaError};
 use pyo3::prelude::*;
 use pyo3::types::{PyMemoryView, PyTuple};
 
+use crate::errors::Refused;
 use crate::keep::{Hold, Keep};
 use crate::memory::Raw;
-use crate::spans::{Described, Refused, Scratch, Spans};
+use crate::spans::{Described, Scratch, Spans};
 use crate::view::View;
 use crate::{cuda_array, dlpack, errors, storage};
 
 const ALLOWED: &str = "contiguous memory: an object with the buffer protocol or DLPack, or an \
                        (address, length) pair";
 
-const PAIR: &str = "an (address, length) pair whose memory begins above 0 and ends below 2^64";
+const PAIR: &str = "an (address, length) pair whose memory starts above 0 and ends below 2^64";
 
 /// The memory of a call and what keeps it alive.
 pub(crate) struct Parsed {
@@ -182,8 +183,8 @@ fn open(
         other => errors::input(
             py,
             field,
-            format!("memory of CUDA device {device}, which cannot be used ({other}),"),
-            "memory of this host, or a device's with a CUDA driver",
+            format!("memory of CUDA device {device} ({other})"),
+            "host memory, or memory of a CUDA device whose driver is available",
         ),
     })?;
     // SAFETY: the caller answers for it, by the contract of Spans.

@@ -9,9 +9,11 @@ use crate::devices::size_of;
 use crate::errors;
 use crate::policy::now;
 
-/// The checkpoints on disk, by numbers of the caller's, and which of them go where it is short:
-/// what saves the least compute a byte, with decay; superseded continued ones first, pinned ones
-/// never. It removes nothing by itself.
+/// Checkpoints on disk, in the order in which they should be deleted when space is short.
+///
+/// The order is the least compute saved per byte first, with a half-life of six hours for hits.
+/// Superseded continued checkpoints come before the others, and pinned ones are never selected. The
+/// catalogue deletes nothing itself. In `kvdepot.sessions` its name is `Catalogue`.
 #[pyclass(frozen, module = "kvdepot.sessions")]
 pub(crate) struct Catalogue(Mutex<Store>);
 
@@ -22,9 +24,19 @@ impl Catalogue {
         Catalogue(Mutex::new(Store::new()))
     }
 
-    /// A checkpoint is on disk; one of the same number is replaced. `parent` is the longest one
-    /// there whose tokens this one begins with, `bytes` are those that its removal gives back, and
-    /// `used` is when it was last saved or restored, in seconds since 1970.
+    /// Adds a checkpoint, or replaces the one with the same ID.
+    ///
+    /// Args:
+    ///     id: Number of the checkpoint, chosen by the caller.
+    ///     tokens: Number of tokens.
+    ///     bytes: Bytes that its deletion frees, without parts that other checkpoints share.
+    ///     reason: "cold", "continued", "evict" or "shutdown".
+    ///     parent: ID of the longest checkpoint in the catalogue that is a prefix of this one.
+    ///     hits: Number of restores.
+    ///     used: Time of the last save or restore, in seconds since 1970. Default: now.
+    ///
+    /// Raises:
+    ///     InputError: `reason` is unknown.
     #[pyo3(signature = (
         id, *, tokens, bytes, reason = "continued", parent = None, hits = 0, used = None
     ))]
@@ -59,40 +71,71 @@ impl Catalogue {
         Ok(())
     }
 
-    /// A checkpoint was removed from disk: whether it was there.
+    /// Removes a checkpoint that was deleted from disk.
+    ///
+    /// Args:
+    ///     id: Number of the checkpoint.
+    ///
+    /// Returns:
+    ///     True if the catalogue had it.
     fn remove(&self, id: u64) -> bool {
         self.0.lock().remove(id).is_some()
     }
 
-    /// A conversation was restored from it, and it stays: whether it is there.
+    /// Records that a conversation was restored from a checkpoint, which stays on disk.
+    ///
+    /// Args:
+    ///     id: Number of the checkpoint.
+    ///     at: Time in seconds since 1970. Default: now.
+    ///
+    /// Returns:
+    ///     True if the catalogue has it.
     #[pyo3(signature = (id, *, at = None))]
     fn hit(&self, id: u64, at: Option<f64>) -> bool {
         self.0.lock().hit(id, now(at))
     }
 
-    /// It stays until it is unpinned as often: whether it is there.
+    /// Protects a checkpoint until `unpin` was called the same number of times.
+    ///
+    /// Args:
+    ///     id: Number of the checkpoint.
+    ///
+    /// Returns:
+    ///     True if the catalogue has it.
     fn pin(&self, id: u64) -> bool {
         self.0.lock().pin(id)
     }
 
-    /// Takes one pin back: whether there was one.
+    /// Ends one pin of a checkpoint.
+    ///
+    /// Args:
+    ///     id: Number of the checkpoint.
+    ///
+    /// Returns:
+    ///     True if it had a pin.
     fn unpin(&self, id: u64) -> bool {
         self.0.lock().unpin(id)
     }
 
-    /// Something else takes so many bytes on disk, by a number of the caller's: a save under way,
-    /// an orphan. With 0 bytes it is gone.
+    /// Records other bytes on disk, such as those of a save in progress or an orphaned file.
+    ///
+    /// Args:
+    ///     id: Number of the entry, chosen by the caller.
+    ///     bytes: Bytes on disk; 0 removes the entry.
     fn set_other(&self, id: u64, bytes: u64) {
         self.0.lock().set_other(id, bytes);
     }
 
-    /// Bytes of everything on disk.
+    /// Bytes of all checkpoints and of all other entries.
     #[getter]
     fn bytes(&self) -> u64 {
         self.0.lock().bytes()
     }
 
-    /// All checkpoints, by their numbers, as dictionaries.
+    /// Returns all checkpoints, sorted by ID.
+    ///
+    /// Returns:
+    ///     A dictionary per checkpoint: the arguments of `insert`, and `pins`.
     fn entries<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let entries: Vec<Entry> = self.0.lock().entries().copied().collect();
         let list = PyList::empty(py);
@@ -111,8 +154,19 @@ impl Catalogue {
         Ok(list)
     }
 
-    /// What to remove so that everything on disk and `incoming` bytes fit into `disk_space`, the
-    /// first to go first; None where that cannot be: then nothing should go, nor come.
+    /// Selects checkpoints to delete so that new data fits on the disk.
+    ///
+    /// Args:
+    ///     incoming: Bytes of the new data.
+    ///     disk_space: Most bytes on disk, or a text such as "64GiB".
+    ///     at: Time in seconds since 1970. Default: now.
+    ///
+    /// Returns:
+    ///     IDs in the order of deletion. None if the data cannot fit: then delete nothing, and do
+    ///     not save.
+    ///
+    /// Raises:
+    ///     InputError: `disk_space` is not a size.
     #[pyo3(signature = (incoming, disk_space, *, at = None))]
     fn make_room(
         &self,

@@ -4,8 +4,14 @@ use std::ffi::OsString;
 
 use pyo3::prelude::*;
 
-/// Runs the `kvdepot` command with these arguments, the program's name first, and answers its
-/// exit status.
+/// Runs the command `kvdepot`.
+///
+/// Args:
+///     argv: The program's name, then its arguments.
+///
+/// Returns:
+///     The exit status: 0 on success, 1 if the command found problems, 2 on errors
+///     (docs/errors.md).
 #[pyfunction]
 pub(crate) fn main(py: Python<'_>, argv: &Bound<'_, PyAny>) -> PyResult<i32> {
     let argv = argv.try_iter()?.map(|word| word?.extract());

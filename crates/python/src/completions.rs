@@ -11,8 +11,9 @@ use pyo3::{PyTraverseError, PyVisit};
 use crate::task::Task;
 use crate::{errors, handle, transfer};
 
-/// Tasks under way and what came of them, in the order in which they ended. `fileno` can be
-/// polled: it is readable while something waits for `drain`.
+/// The ends of many tasks on one file descriptor, for event loops.
+///
+/// The descriptor is readable while `drain` has results.
 #[pyclass(frozen, module = "kvdepot")]
 pub(crate) struct Completions {
     queue: Queue,
@@ -70,7 +71,7 @@ impl Completions {
         if self.origin.is_here() {
             return Ok(());
         }
-        let word = ": the completions belong to the process this one was forked from";
+        let word = ": the completions were created before this process was forked";
         Err(errors::raise(py, Error::Closed(word)))
     }
 
@@ -103,28 +104,54 @@ impl Completions {
         })
     }
 
-    /// The descriptor to poll. It is this object's to close.
+    /// Returns the descriptor to poll. Only `close` may close it.
+    ///
+    /// Returns:
+    ///     A file descriptor; readable while `drain` has results.
+    ///
+    /// Raises:
+    ///     ClosedError: The object was closed.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
         self.check_process(py)?;
         self.queue.fd().ok_or_else(|| closed(py))
     }
 
-    /// Answers `tag` from `drain` once the task has all its outcomes.
+    /// Reports the end of a task.
+    ///
+    /// Args:
+    ///     task: A task of a depot or of a transfer engine.
+    ///     tag: Any object; `drain` returns it when the task has all its outcomes.
+    ///
+    /// Raises:
+    ///     ClosedError: The object was closed.
     fn add(&self, py: Python<'_>, task: Ending, tag: Py<PyAny>) -> PyResult<()> {
         let number = self.insert(py, tag, Answer::Of(task.clone_ref(py)))?;
         task.watch(&self.queue, number);
         Ok(())
     }
 
-    /// Answers `tag` with `answer` from the next `drain`, for what needs no task.
+    /// Adds a result that needs no task to the next `drain`.
+    ///
+    /// Args:
+    ///     tag: Any object.
+    ///     answer: Any object; returned with `tag`.
+    ///
+    /// Raises:
+    ///     ClosedError: The object was closed.
     fn post(&self, py: Python<'_>, tag: Py<PyAny>, answer: Py<PyAny>) -> PyResult<()> {
         let number = self.insert(py, tag, Answer::Ready(answer))?;
         self.queue.enter(number);
         Ok(())
     }
 
-    /// What ended since the last call: its tag, and what the task's `wait` answers. With
-    /// `clear` false the descriptor stays readable, for a caller that resets it before it asks.
+    /// Returns the tasks that ended since the previous call, in the order of their ends.
+    ///
+    /// Args:
+    ///     clear: Reset the descriptor. With False it stays readable, for a caller that resets it
+    ///         itself before the call.
+    ///
+    /// Returns:
+    ///     (tag, result) per task. The result is that of the task's `wait`.
     #[pyo3(signature = (clear = true))]
     fn drain<'py>(&self, py: Python<'py>, clear: bool) -> PyResult<Bound<'py, PyList>> {
         self.check_process(py)?;
@@ -145,7 +172,7 @@ impl Completions {
         PyList::new(py, answers)
     }
 
-    /// Closes the descriptor and forgets what has not been drained; the tasks go on.
+    /// Closes the descriptor and drops pending results. The tasks continue.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.check_process(py)?;
         self.queue.close();

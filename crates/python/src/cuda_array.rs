@@ -13,7 +13,7 @@ pub(crate) fn memory(object: &Bound<'_, PyAny>) -> Result<Option<Raw>, String> {
     };
     let array = found
         .cast_into::<PyDict>()
-        .map_err(|_| "a __cuda_array_interface__ that is no dictionary".to_owned())?;
+        .map_err(|_| "a __cuda_array_interface__ that is not a dictionary".to_owned())?;
     let field = |name: &str| -> Result<Bound<'_, PyAny>, String> {
         let value = array.get_item(name).map_err(|error| error.to_string())?;
         value.ok_or_else(|| format!("a __cuda_array_interface__ without {name}"))
@@ -40,10 +40,10 @@ pub(crate) fn memory(object: &Bound<'_, PyAny>) -> Result<Option<Raw>, String> {
             return Err("an array with gaps".into());
         }
         let larger = bytes.checked_mul(*size);
-        bytes = larger.ok_or("an array without sound dimensions")?;
+        bytes = larger.ok_or("an array with invalid dimensions")?;
     }
     if (addr == 0 && bytes > 0) || addr.checked_add(bytes).is_none() {
-        return Err("an array without sound dimensions".into());
+        return Err("an array with invalid dimensions".into());
     }
     Ok(Some(Raw {
         addr,
@@ -55,5 +55,5 @@ pub(crate) fn memory(object: &Bound<'_, PyAny>) -> Result<Option<Raw>, String> {
 
 fn device_of(addr: usize) -> Result<i32, String> {
     let found = kvdepot_store::Device::ordinal_of(addr);
-    found.map_err(|error| format!("an array whose memory is no CUDA device's ({error})"))
+    found.map_err(|error| format!("an array whose memory is not on a CUDA device ({error})"))
 }

@@ -15,13 +15,27 @@ use crate::namespace::Namespace;
 use crate::settings::Source;
 use crate::{arguments, devices, errors, log, settings, wait};
 
-/// Opens a depot: a pipeline such as "Cache|Dax" with its settings, or a configuration file (a
-/// path, or a text with a separator or ending in .yaml, .yml or .json), whose options `settings`
-/// overrides. Or the depot that another process of this host serves: "unix:/run/kvdepot.sock",
-/// where `lanes` and `timeout` are the only settings.
+/// Opens a depot.
 ///
-/// Raises ConfigError for wrong options, LockedError when another process owns the arena,
-/// CorruptError when the medium holds something else, and Error when nobody serves there.
+/// Three forms of `pipeline` select the depot: the names of tiers, a configuration file, or the
+/// socket of a depot that another process of this host serves.
+///
+/// Args:
+///     pipeline: Tiers, first to last, such as "Cache|Dax". Or the path of a YAML or JSON file: a
+///         path object, or a text with a `/` or the ending .yaml, .yml or .json. Or "unix:" and the
+///         path of a socket, such as "unix:/run/kvdepot.sock".
+///     settings: Options by their names, with a dictionary per tier (docs/configuration.md). They
+///         override the options of a file. For a socket, only `lanes` and `timeout` are allowed.
+///
+/// Returns:
+///     The depot. Close it, or use it as a context manager.
+///
+/// Raises:
+///     ConfigError: An option is unknown, or its value is not allowed.
+///     LockedError: Another process still owns the arena after `lock_wait`, or another depot of
+///         this process owns it.
+///     CorruptError: The medium contains something other than a sound arena.
+///     Error: A system call failed, or the server at the socket does not respond.
 #[pyfunction]
 #[pyo3(signature = (pipeline, settings = None))]
 pub(crate) fn open(
@@ -49,11 +63,19 @@ pub(crate) fn open(
     Ok(Depot { handle })
 }
 
-/// Checks a pipeline and its settings without opening anything: what `open` begins with. What
-/// another process owns is not looked into, and nobody is asked at a socket. With `options_only`
-/// nothing is looked at but the settings themselves, which may be another machine's.
+/// Checks a pipeline and its settings without opening the depot.
 ///
-/// Raises ConfigError and CorruptError as `open` does for what the settings say and what is there.
+/// The arguments are those of `open`. Media that other processes have open are not checked, and a
+/// socket is not contacted.
+///
+/// Args:
+///     pipeline: Tiers, a configuration file, or a socket, as in `open`.
+///     settings: Options by their names, as in `open`.
+///     options_only: Check only names and values of options, for example for another machine.
+///
+/// Raises:
+///     ConfigError: An option is unknown, or its value is not allowed, here or on this machine.
+///     CorruptError: The medium contains something other than a sound arena.
 #[pyfunction]
 #[pyo3(signature = (pipeline, settings = None, *, options_only = false))]
 pub(crate) fn check(
@@ -71,8 +93,9 @@ pub(crate) fn check(
     }
 }
 
-/// A pipeline of tiers, opened by this process or served by another. A context manager: leaving it
-/// closes it here.
+/// A pipeline of tiers that this process opened, or that another process serves.
+///
+/// A context manager: leaving the block closes the depot.
 #[pyclass(frozen, module = "kvdepot")]
 pub(crate) struct Depot {
     handle: Arc<Handle>,
@@ -86,7 +109,28 @@ impl Depot {
 
 #[pymethods]
 impl Depot {
-    /// A namespace: everything that must match for bytes to be reusable.
+    /// Returns the namespace of these fields: the set of blocks that may be exchanged.
+    ///
+    /// Namespaces that differ in any field share no block. Each field is a text, bytes or an
+    /// integer.
+    ///
+    /// Args:
+    ///     model: Model ID, as the engine names it.
+    ///     dtype: Element type of the KV cache, as the engine names it.
+    ///     block_tokens: Tokens per block, at least 1.
+    ///     weights: Fingerprint of the weights and of their configuration.
+    ///     layout: Layout and geometry of the bytes of a block.
+    ///     group: Group of layers that the blocks belong to.
+    ///     world: Tensor and pipeline parallel sizes, without the rank.
+    ///     hash: Hash algorithm and seed of the keys.
+    ///     salt: Secret or label that separates tenants.
+    ///
+    /// Returns:
+    ///     The namespace. Equal fields have equal digests in every process.
+    ///
+    /// Raises:
+    ///     InputError: A required field is empty, or a field is not a text, bytes or an integer.
+    ///     Error: The description of the namespace cannot be written to a tier.
     #[pyo3(signature = (
         model, dtype, block_tokens, weights = None, layout = None, group = None, world = None,
         hash = None, salt = None
@@ -123,15 +167,29 @@ impl Depot {
         Ok(Namespace::new(namespace, Arc::clone(&self.handle)))
     }
 
-    /// Counters and fill. `tiers` has a dictionary a tier; `pending_bytes` wait for the far tier.
+    /// Returns counters since the depot was opened, and the fill of each tier.
+    ///
+    /// Returns:
+    ///     A dictionary. `tiers` maps the name of each tier to its counters, and `devices` is the
+    ///     list of `devices()`. docs/metrics.md defines the counters. A client without a server
+    ///     gets those of an empty depot.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let depot = self.handle.depot(py)?;
         let stats = wait::call(py, || depot.stats())?.shown();
         settings::to_python(py, &by_tier(stats))
     }
 
-    /// The namespaces with blocks in the last tier or a place in its directory: digest, the
-    /// directory's description or None, blocks, bytes.
+    /// Returns the namespaces of the last tier.
+    ///
+    /// These are the namespaces with blocks in the tier, and those with a description in its
+    /// directory. For a directory (`Posix`, `Ds3fs`) the call reads the names of all files.
+    ///
+    /// Returns:
+    ///     Per namespace (digest, description, blocks, bytes): 16 bytes, its fields as a text or
+    ///     None if they are unknown, and the number and size of its blocks.
+    ///
+    /// Raises:
+    ///     Error: The directory of the last tier cannot be read.
     fn namespaces<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let depot = self.handle.depot(py)?;
         let found = wait::call(py, || depot.namespaces())?;
@@ -143,13 +201,26 @@ impl Depot {
         PyList::new(py, found.into_iter().map(row))
     }
 
-    /// The blocks that left every tier since the last call, by eviction, removal or rot, as
-    /// (digest of the namespace, key, bytes), and whether more left than were noted. They are
-    /// noted from the first call on, at most the last `limit` of each tier.
+    /// Returns the blocks that left all tiers since the previous call.
+    ///
+    /// Blocks leave by eviction, by removal, and if they are found corrupt. kvdepot records them
+    /// from the first call on. For a directory (`Posix`, `Ds3fs`) it records only blocks that this
+    /// process removed, evicted or found corrupt.
+    ///
+    /// Args:
+    ///     limit: Most blocks that kvdepot keeps between two calls, per tier (per device of a tier
+    ///         with several), at least 0.
+    ///
+    /// Returns:
+    ///     The blocks as (digest of the namespace, key, bytes), and True if the list is incomplete.
     #[pyo3(signature = (limit = 65536))]
-    fn gone<'py>(&self, py: Python<'py>, limit: i128) -> PyResult<(Bound<'py, PyList>, bool)> {
+    fn removed_blocks<'py>(
+        &self,
+        py: Python<'py>,
+        limit: i128,
+    ) -> PyResult<(Bound<'py, PyList>, bool)> {
         let depot = self.handle.depot(py)?;
-        let limit = arguments::whole(py, "limit", limit, "a number from 0")?;
+        let limit = arguments::whole(py, "limit", limit, "a whole number, 0 or more")?;
         let gone = wait::call(py, || depot.gone(limit))?;
         let gone = gone.map_err(|error| errors::raise(py, error))?;
         let row = |(identity, bytes): (Identity, u64)| {
@@ -160,21 +231,34 @@ impl Depot {
         Ok((blocks, gone.overflowed))
     }
 
-    /// The counters in the Prometheus text format.
+    /// Returns the counters in the Prometheus text format (docs/metrics.md).
+    ///
+    /// Returns:
+    ///     One line per metric, label set and value, with HELP and TYPE lines.
     fn metrics_text(&self, py: Python<'_>) -> PyResult<String> {
         let depot = self.handle.depot(py)?;
         Ok(wait::call(py, || depot.stats())?.prometheus())
     }
 
-    /// Bytes put that the far tier has not got yet.
+    /// Returns the size of the write-back queue.
+    ///
+    /// Returns:
+    ///     Bytes of accepted puts that still have to be written to a lower tier.
     fn pending_bytes(&self, py: Python<'_>) -> PyResult<u64> {
         let depot = self.handle.depot(py)?;
         wait::call(py, || depot.pending_bytes())
     }
 
-    /// Waits until the far tier has everything that was committed before; false when `timeout`
-    /// seconds passed first. Of a depot that another process serves false also when nobody does,
-    /// and once after blocks of this process were dropped or lost with an owner.
+    /// Waits until the write-back queue has been written to the last tier.
+    ///
+    /// The call covers blocks that were committed before it.
+    ///
+    /// Args:
+    ///     timeout: Seconds to wait. Default: no limit.
+    ///
+    /// Returns:
+    ///     False if the wait timed out. For a served depot also False without a server, and once
+    ///     after blocks of this process were dropped, or lost with a server.
     #[pyo3(signature = (timeout = None))]
     fn drain(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let limit = wait::timeout(py, timeout)?;
@@ -186,15 +270,33 @@ impl Depot {
         wait::until(py, limit, |slice| depot.drain(slice))
     }
 
-    /// The media of the `Dax` tier, a dictionary each: path, state ("serving", "draining",
-    /// "failed"), capacity, use.
+    /// Returns the media of the tiers `Dax` and `Nvme`, in the order of the configuration.
+    ///
+    /// Returns:
+    ///     A dictionary per medium: `path`, `state` ("serving", "draining" or "failed"), capacity
+    ///     and use in bytes and blocks. Empty without these tiers.
     fn devices<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         devices::list(py, self.handle.depot(py)?)
     }
 
-    /// Adds a device or file to the `Dax` tier, making a file that is missing, and serves at once
-    /// what it holds. Adding one again changes nothing, but for one that was drained: it takes
-    /// writes again.
+    /// Adds a device or file to the first `Dax` or `Nvme` tier, and serves its blocks.
+    ///
+    /// A file that is missing is created. Adding a device again changes nothing, except that a
+    /// drained device takes writes again. The configuration file stays unchanged.
+    ///
+    /// Args:
+    ///     path: Device or file of the tier, such as /dev/dax1.0.
+    ///     capacity: Size of the whole medium in bytes, or a text such as "64GiB". Default: the
+    ///         size of the existing arena or device.
+    ///
+    /// Returns:
+    ///     The recovery of the device, as `recovery` of a depot.
+    ///
+    /// Raises:
+    ///     InputError: The medium has another capacity, or the depot has the device under another
+    ///         name.
+    ///     LockedError: Another depot owns the device.
+    ///     CorruptError: The medium contains something other than a sound arena.
     #[pyo3(signature = (path, capacity = None))]
     fn add_device<'py>(
         &self,
@@ -208,10 +310,23 @@ impl Depot {
         devices::add(py, self.handle.depot(py)?.clone(), path, capacity)
     }
 
-    /// Takes no more writes to a device and moves its blocks to the others, where they have room,
-    /// or evicts them (`to="nowhere"`). Raises TimeoutError, and lets the device take writes again,
-    /// when blocks are pinned or being written for `timeout` seconds.
-    #[pyo3(signature = (path, to = "others", timeout = Some(10.0)))]
+    /// Stops writes to a device and moves its blocks to the other devices.
+    ///
+    /// Blocks without space there are evicted. Every block can be read until it has moved.
+    ///
+    /// Args:
+    ///     path: The device, as in `devices()`.
+    ///     to: "other_devices", or "evict" to evict all blocks of the device instead.
+    ///     timeout: Seconds to wait for blocks that are pinned or being written. Default: 10.
+    ///
+    /// Returns:
+    ///     A dictionary: `moved_blocks`, `moved_bytes` and `evicted_blocks`.
+    ///
+    /// Raises:
+    ///     TimeoutError: Blocks were pinned or being written for `timeout` seconds. The device
+    ///         takes writes again.
+    ///     InputError: `path` is not a device of this depot, or there is no other device.
+    #[pyo3(signature = (path, to = "other_devices", timeout = Some(10.0)))]
     fn drain_device<'py>(
         &self,
         py: Python<'py>,
@@ -222,8 +337,17 @@ impl Depot {
         devices::drain(py, self.handle.depot(py)?.clone(), path, to, timeout)
     }
 
-    /// Lets a drained or empty device go: another depot can open it then. With `force` whatever
-    /// it holds is evicted first.
+    /// Releases a drained or empty device, so that another depot can open it.
+    ///
+    /// Args:
+    ///     path: The device, as in `devices()`.
+    ///     force: Evict the blocks of the device first.
+    ///     timeout: Seconds to wait, with `force`, for blocks that are pinned or being written.
+    ///         Default: 10.
+    ///
+    /// Raises:
+    ///     InputError: The device contains blocks, or is the last one of its tier.
+    ///     TimeoutError: With `force`, blocks were pinned or being written for `timeout` seconds.
     #[pyo3(signature = (path, force = false, timeout = Some(10.0)))]
     fn remove_device(
         &self,
@@ -235,7 +359,17 @@ impl Depot {
         devices::remove(py, self.handle.depot(py)?.clone(), path, force, timeout)
     }
 
-    /// Gives a device more room while it serves. Its record table stays as it is.
+    /// Adds space to a device while it serves.
+    ///
+    /// The record table keeps its size, and so does the maximum number of blocks. Puts wait for the
+    /// call.
+    ///
+    /// Args:
+    ///     path: The device, as in `devices()`.
+    ///     capacity: New size of the whole medium in bytes, or a text such as "64GiB".
+    ///
+    /// Raises:
+    ///     InputError: `capacity` is less than the present size, or more than the medium has.
     fn grow_device(
         &self,
         py: Python<'_>,
@@ -246,17 +380,23 @@ impl Depot {
         devices::grow(py, self.handle.depot(py)?.clone(), path, capacity)
     }
 
-    /// Makes the tiers present in this process, in the background: memory is allocated now and not
-    /// by the first calls. Of a file only what is in memory already is mapped, and nothing is read
-    /// from its disk.
-    fn populate(&self, py: Python<'_>) -> PyResult<()> {
+    /// Allocates and maps the memory of the tiers, in the background.
+    ///
+    /// Otherwise the first calls take the page faults. Of a file, only pages that are in memory are
+    /// mapped; the disk is not read.
+    ///
+    /// Raises:
+    ///     Error: The thread cannot be started.
+    fn prefault(&self, py: Python<'_>) -> PyResult<()> {
         let depot = self.handle.depot(py)?;
         wait::call(py, || depot.populate_aside())?.map_err(|error| errors::raise(py, error))
     }
 
-    /// Refuses new calls, waits for those under way, drains what waits for the far tier as long
-    /// as `close_timeout` allows, and lets the next owner in. Closing again waits for the first. On
-    /// Ctrl-C it goes on in the background, and the end of the process waits for it.
+    /// Closes the depot and releases its memory and media.
+    ///
+    /// The call rejects new calls, waits for calls in progress, and writes back the queue for at
+    /// most `close_timeout`. A second `close` waits for the first. After Ctrl-C the close continues
+    /// in the background, and the end of the process waits for it.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         if self.handle.forked() {
             return Ok(());
@@ -274,54 +414,58 @@ impl Depot {
         self.close(py)
     }
 
-    /// Whether it was closed here, and calls are refused. An owner elsewhere that is gone does not
-    /// close it: see `connected`.
+    /// True after `close`: calls raise `ClosedError`.
+    ///
+    /// A depot whose server ended is not closed; see `connected`.
     #[getter]
     fn closed(&self) -> bool {
         self.handle.is_closed()
     }
 
-    /// Where other processes attach; None with `socket: off`.
+    /// Absolute path of the socket where other processes attach; None with `socket: off`.
     #[getter]
     fn socket(&self, py: Python<'_>) -> PyResult<Option<String>> {
         Ok(self.handle.depot(py)?.socket().map(text))
     }
 
-    /// Whether calls have somebody who answers: false when the process that serves the depot is
-    /// gone, or does not answer, and until the next one is found.
+    /// True if the depot can process calls.
+    ///
+    /// False for a served depot while its server does not respond, until the next server is found.
     #[getter]
     fn connected(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.handle.depot(py)?.is_connected())
     }
 
-    /// Where the lasting tier is; None when there is none.
+    /// Absolute path of the tier that survives the process; None if the depot has none.
     #[getter]
     fn path(&self, py: Python<'_>) -> PyResult<Option<String>> {
         Ok(self.handle.depot(py)?.path().map(text))
     }
 
-    /// The tiers' names, near to far.
+    /// Names of the tiers, first to last.
     #[getter]
     fn tiers(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         let depot = self.handle.depot(py)?;
         Ok(depot.tiers().into_iter().map(str::to_owned).collect())
     }
 
-    /// One line for a log: the tiers, their sizes and places.
+    /// One line for a log: the tiers with their sizes and paths.
     #[getter]
     fn description(&self, py: Python<'_>) -> PyResult<String> {
         Ok(self.handle.depot(py)?.description().to_owned())
     }
 
-    /// What opening found: `blocks` served again, `damaged` and `outranked` records, and whether
-    /// the arena was `created`.
+    /// Result of opening the arena.
+    ///
+    /// A dictionary: the number of `blocks` that are served again, of `damaged` and of `superseded`
+    /// records, and `created`, which is True for a new arena.
     #[getter]
-    fn opening<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    fn recovery<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let found = self.handle.depot(py)?.opening();
         let dict = PyDict::new(py);
         dict.set_item("blocks", found.blocks)?;
         dict.set_item("damaged", found.damaged)?;
-        dict.set_item("outranked", found.outranked)?;
+        dict.set_item("superseded", found.outranked)?;
         dict.set_item("created", found.created)?;
         Ok(dict)
     }

@@ -25,7 +25,7 @@ pub(crate) fn add<'py>(
     let found = wait::on_thread(py, move || depot.add_device(&path, capacity))?;
     let found = found.map_err(|error| errors::raise(py, error))?;
     let found = json!({
-        "blocks": found.blocks, "damaged": found.damaged, "outranked": found.outranked,
+        "blocks": found.blocks, "damaged": found.damaged, "superseded": found.outranked,
         "created": found.created,
     });
     settings::to_python(py, &found)
@@ -39,11 +39,16 @@ pub(crate) fn drain<'py>(
     timeout: Option<f64>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let to = match to {
-        "others" => DrainTo::Others,
-        "nowhere" => DrainTo::Nowhere,
+        "other_devices" => DrainTo::Others,
+        "evict" => DrainTo::Nowhere,
         other => {
             let value = format!("{other:?}");
-            return Err(errors::input(py, "to", value, "\"others\" or \"nowhere\""));
+            return Err(errors::input(
+                py,
+                "to",
+                value,
+                "\"other_devices\" or \"evict\"",
+            ));
         }
     };
     let patience = wait::timeout(py, timeout)?.unwrap_or(std::time::Duration::MAX);

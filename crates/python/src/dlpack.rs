@@ -119,7 +119,7 @@ pub(crate) fn capsule<'py>(object: &Bound<'py, PyAny>) -> Result<Bound<'py, PyCa
     answer
         .map_err(|error| error.to_string())?
         .cast_into::<PyCapsule>()
-        .map_err(|_| "an answer of __dlpack__ that is no capsule".to_owned())
+        .map_err(|_| "an object whose __dlpack__ does not return a capsule".to_owned())
 }
 
 /// Takes the tensor out of a capsule: its memory, and an object that keeps it. `Err` carries the
@@ -153,7 +153,7 @@ fn take(capsule: &Bound<'_, PyCapsule>) -> Result<Managed, String> {
     } else if let Ok(found) = capsule.pointer_checked(Some(PLAIN)) {
         (Managed::Plain(found.cast()), PLAIN_USED)
     } else {
-        return Err("a DLPack capsule that was used before".into());
+        return Err("a DLPack capsule that was already used".into());
     };
     // SAFETY: a capsule that holds something, as just seen; the name lives as long as the code.
     if unsafe { PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) } != 0 {
@@ -175,7 +175,7 @@ fn describe(tensor: &Tensor, writable: bool) -> Result<Raw, String> {
     if tensor.code == OPAQUE {
         return Err("a tensor whose elements are pointers".into());
     }
-    let unsound = || "a DLPack tensor without sound dimensions".to_owned();
+    let unsound = || "a DLPack tensor with invalid dimensions".to_owned();
     let ndim = usize::try_from(tensor.ndim).map_err(|_| unsound())?;
     let dimensions = |at: *const i64| match ndim {
         0 => &[][..],

@@ -35,42 +35,47 @@ fn classes(py: Python<'_>) -> PyResult<&Classes> {
             let class = py.get_type::<PyType>().call1((name, bases, body))?;
             Ok::<_, PyErr>(class.cast_into::<PyType>()?.unbind())
         };
-        let error = make("Error", "What every error of kvdepot is.", &[&exception])?;
+        let error = make(
+            "Error",
+            "Base class of all errors that kvdepot raises.",
+            &[&exception],
+        )?;
         let base = error.bind(py);
         Ok(Classes {
             config: make(
                 "ConfigError",
-                "An option does not exist or cannot have that value.",
+                "An option that does not exist, or a value that the option does not accept.",
                 &[base, &value],
             )?,
             input: make(
                 "InputError",
-                "An argument is wrong; no byte has moved.",
+                "A wrong argument. No byte was copied.",
                 &[base, &value],
             )?,
             locked: make(
                 "LockedError",
-                "Another process owns the arena: `pid` on `host` holds `path`.",
+                "Another process, or another depot of this process, owns the arena.\n\n\
+                 `path` is the arena; `pid` and `host` identify the process that owns it.",
                 &[base],
             )?,
             full: make(
                 "FullError",
-                "No room for a reservation, and nothing left to evict.",
+                "A strict reservation failed for lack of space.",
                 &[base],
             )?,
             corrupt: make(
                 "CorruptError",
-                "The medium holds something that is not a sound arena.",
+                "The medium does not contain a sound arena.",
                 &[base],
             )?,
             closed: make(
                 "ClosedError",
-                "The depot was closed, or belongs to the process this one was forked from.",
+                "The depot was closed, or belongs to the process that this one was forked from.",
                 &[base],
             )?,
             timeout: make(
                 "TimeoutError",
-                "The time given to wait is over; what was waited for goes on.",
+                "A wait timed out. The operation itself continues.",
                 &[base, &late],
             )?,
             error,
@@ -149,6 +154,30 @@ pub(crate) fn input(
             allowed,
         },
     )
+}
+
+/// A rejected argument, for a caller that holds the interpreter lock.
+pub(crate) struct Refused {
+    pub(crate) field: String,
+    pub(crate) value: String,
+    pub(crate) allowed: &'static str,
+}
+
+impl Refused {
+    pub(crate) fn raise(self, py: Python<'_>) -> PyErr {
+        input(py, self.field, self.value, self.allowed)
+    }
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Refused {
+            field,
+            value,
+            allowed,
+        } = self;
+        write!(f, "{field}: {value} is not allowed; allowed: {allowed}")
+    }
 }
 
 /// An option that is not allowed.

@@ -136,7 +136,8 @@ impl Handle {
             Some(depot) if !self.forked() => Ok(depot),
             _ => Err(errors::raise(
                 py,
-                Error::Closed(": it belongs to the process this one was forked from; open it here"),
+                Error::Closed(": it was opened before this process was forked; open it again in \
+                               this process"),
             )),
         }
     }
@@ -194,7 +195,7 @@ impl<T: Send> Owned<T> {
     /// It, in the process that has opened it.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<&T> {
         self.handle.depot(py)?;
-        let closed = || errors::raise(py, Error::Closed(": so is this"));
+        let closed = || errors::raise(py, Error::Closed(": this object is closed too"));
         self.value.as_ref().ok_or_else(closed)
     }
 }

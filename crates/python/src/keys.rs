@@ -13,11 +13,23 @@ use crate::{arguments, errors};
 
 const ALLOWED: &str = "32-byte values, or one contiguous buffer of them";
 
-/// The keys of a prompt, one for each full block of `block_tokens` of its tokens. Each is the
-/// SHA-256 of the key before and the block's tokens as little-endian 32-bit numbers; before the
-/// first comes the SHA-256 of "kvdepot keys 1" and `salt`, a text or bytes.
+/// Returns the keys of a prompt: one per full block of tokens.
 ///
-/// Raises InputError for what is no token: a number from 0 below 2^32.
+/// A key is the SHA-256 of the previous key and the block's tokens, as little-endian 32-bit
+/// integers. The first block uses the SHA-256 of "kvdepot keys 1" and the salt as its previous key.
+/// Equal keys therefore mean equal tokens from the first one on.
+///
+/// Args:
+///     tokens: Token ids, each from 0 to 2^32 - 1: a sequence, an array or a tensor of shape (n,).
+///     block_tokens: Tokens per block, at least 1.
+///     salt: Names everything else that the KV bytes depend on, such as an image, an adapter or a
+///         tenant. A text is encoded in UTF-8. Default: empty.
+///
+/// Returns:
+///     `n // block_tokens` keys of 32 bytes, in prompt order.
+///
+/// Raises:
+///     InputError: A token is not an integer from 0 to 2^32 - 1, or `block_tokens` is less than 1.
 #[pyfunction(name = "keys")]
 #[pyo3(signature = (tokens, block_tokens, salt = None))]
 pub(crate) fn of_tokens<'py>(
@@ -36,7 +48,7 @@ pub(crate) fn of_tokens<'py>(
             (_, Ok(bytes)) => bytes.as_bytes().to_vec(),
             _ => {
                 let shown = errors::shown(salt);
-                return Err(errors::input(py, "salt", shown, "a text or bytes"));
+                return Err(errors::input(py, "salt", shown, "a string or bytes"));
             }
         },
     };
@@ -73,14 +85,14 @@ fn read_tokens(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         None => tokens.clone(),
     };
     let Ok(items) = list.try_iter() else {
-        let allowed = "a sequence of tokens, or an array of them";
+        let allowed = "a sequence or an array of token IDs";
         return Err(errors::input(py, "tokens", errors::shown(tokens), allowed));
     };
     let mut read = Vec::new();
     for (index, token) in items.enumerate() {
         let token = token?;
         read.push(token.extract().map_err(|_| {
-            let allowed = "a token: a whole number from 0 below 2^32";
+            let allowed = "a token ID, 0 to 2^32 - 1";
             errors::input(
                 py,
                 format!("tokens[{index}]"),
@@ -116,7 +128,7 @@ pub(crate) fn parse(keys: &Bound<'_, PyAny>) -> PyResult<Vec<Key>> {
                 py,
                 "keys",
                 "a buffer with gaps",
-                "contiguous memory, one key after another",
+                "contiguous memory with concatenated keys",
             )),
         };
     }

@@ -54,7 +54,13 @@ use pyo3::types::PyModule;
 /// The number of the interpreter that a process begins with.
 const MAIN_INTERPRETER: i64 = 0;
 
-/// The compiled half of kvdepot.
+/// Compiled part of kvdepot.
+///
+/// Time-outs are in seconds; None waits without a limit. Sizes are in bytes: a number, or a text
+/// with a unit such as "64GiB". Calls raise `ClosedError` after `close`, and in a forked child.
+/// Calls that wait release the interpreter lock and react to Ctrl-C within 50 ms.
+///
+/// Examples run after `import kvdepot`. The example of a method continues that of its class.
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     // First of all: what the module makes is the interpreter's that makes it.

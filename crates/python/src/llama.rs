@@ -11,7 +11,7 @@ use crate::view::View;
 
 const ALLOWED: &str = "contiguous memory: an object with the buffer protocol";
 
-/// Where the rows of each token lie in a sequence state of llama.cpp, of so many tokens.
+/// Positions of the rows of each token in a sequence state of llama.cpp.
 #[pyclass(frozen, module = "kvdepot.llama_cpp")]
 pub(crate) struct LlamaLayout(Layout);
 
@@ -67,10 +67,17 @@ impl LlamaLayout {
 
 #[pymethods]
 impl LlamaLayout {
-    /// That of a whole state, as llama_state_seq_get_data has written it.
+    /// Reads the layout of a whole state.
     ///
-    /// Raises InputError for what is torn, and for what cannot be cut: positions other than 0, 1,
-    /// 2 and so on, several streams, M-RoPE.
+    /// Args:
+    ///     state: Contiguous bytes, as `llama_state_seq_get_data` wrote them.
+    ///
+    /// Returns:
+    ///     The layout.
+    ///
+    /// Raises:
+    ///     InputError: The state is incomplete, or cannot be split by tokens: positions other than
+    ///         0, 1, 2 and so on, several streams, or M-RoPE.
     #[staticmethod]
     fn read(state: &Bound<'_, PyAny>) -> PyResult<LlamaLayout> {
         let py = state.py();
@@ -86,8 +93,17 @@ impl LlamaLayout {
         Ok(LlamaLayout(layout))
     }
 
-    /// That of a state of another number of tokens of the same context, with a rest of so many
-    /// bytes.
+    /// Returns the layout of a state of the same context with another number of tokens.
+    ///
+    /// Args:
+    ///     tokens: Number of tokens, at least 1.
+    ///     rest_bytes: Size of the part at the end that does not grow with the tokens, in bytes.
+    ///
+    /// Returns:
+    ///     The new layout.
+    ///
+    /// Raises:
+    ///     InputError: `tokens` is 0, or exceeds the number of positions of a state.
     #[pyo3(signature = (tokens, rest_bytes = 0))]
     fn resized(&self, py: Python<'_>, tokens: usize, rest_bytes: usize) -> PyResult<LlamaLayout> {
         let layout = self.0.resized(tokens, rest_bytes);
@@ -95,8 +111,16 @@ impl LlamaLayout {
         Ok(LlamaLayout(layout.of_sequence(0)))
     }
 
-    /// Takes the rows of tokens from `first` to behind the last, `end`, out of a state into
-    /// `piece`, `token_bytes` for each. Other threads run meanwhile.
+    /// Copies the rows of a run of tokens from a state to a piece, without the interpreter lock.
+    ///
+    /// Args:
+    ///     state: Contiguous memory of `state_bytes` bytes.
+    ///     first: First token of the run.
+    ///     end: One past the last token of the run.
+    ///     piece: Writable contiguous memory of `(end - first) * token_bytes` bytes.
+    ///
+    /// Raises:
+    ///     InputError: Memory has another length or is read-only, or the state has no such tokens.
     fn gather(
         &self,
         state: &Bound<'_, PyAny>,
@@ -111,7 +135,16 @@ impl LlamaLayout {
         self.copy(state.py(), &from, &to, first..end, false)
     }
 
-    /// Puts the rows of tokens from `first` to behind the last, `end`, into a state.
+    /// Copies the rows of a run of tokens from a piece to a state, without the interpreter lock.
+    ///
+    /// Args:
+    ///     piece: Contiguous memory of `(end - first) * token_bytes` bytes.
+    ///     first: First token of the run.
+    ///     end: One past the last token of the run.
+    ///     state: Writable contiguous memory of `state_bytes` bytes.
+    ///
+    /// Raises:
+    ///     InputError: Memory has another length or is read-only, or the state has no such tokens.
     fn scatter(
         &self,
         piece: &Bound<'_, PyAny>,
@@ -126,7 +159,13 @@ impl LlamaLayout {
         self.copy(state.py(), &to, &from, first..end, true)
     }
 
-    /// Writes all of a state that is neither rows nor rest.
+    /// Writes the parts of a state that are neither rows nor the part at its end.
+    ///
+    /// Args:
+    ///     state: Writable contiguous memory of `state_bytes` bytes.
+    ///
+    /// Raises:
+    ///     InputError: The memory has another length or is read-only.
     fn write_head(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = state.py();
         let view = memory("state", state, true)?;
@@ -143,32 +182,36 @@ impl LlamaLayout {
         self.0.write_head(state).map_err(|error| raise(py, error))
     }
 
-    /// Its tokens.
+    /// Number of tokens of the state.
     #[getter]
     fn tokens(&self) -> usize {
         self.0.tokens()
     }
 
-    /// Bytes of a token's rows.
+    /// Size of the rows of one token in bytes.
     #[getter]
     fn token_bytes(&self) -> usize {
         self.0.shape().token_bytes()
     }
 
-    /// Bytes of the state.
+    /// Size of the state in bytes.
     #[getter]
     fn state_bytes(&self) -> usize {
         self.0.state_bytes()
     }
 
-    /// Bytes at the state's end that do not grow by appending: a window, a recurrent state.
+    /// Size of the part at the end of the state, in bytes.
+    ///
+    /// This part does not grow with the tokens: for example, a window or a recurrent state.
     #[getter]
     fn rest_bytes(&self) -> usize {
         self.0.rest().len()
     }
 
-    /// Each table of rows in the state's order: where it begins, bytes that lie together of a
-    /// token, and how many of these, each behind those of all tokens: 1 but for transposed values.
+    /// The tables of rows in the order of the state, as (start, unit, units).
+    ///
+    /// `start` is the offset of the table, and `unit` the adjacent bytes of one token. A token has
+    /// `units` of them, each after those of all tokens: 1, except for transposed values.
     #[getter]
     fn tables(&self) -> Vec<(usize, usize, usize)> {
         let tables = self.0.tables();
@@ -177,7 +220,7 @@ impl LlamaLayout {
             .collect()
     }
 
-    /// What states of one context have in common: element types, rows, their order.
+    /// Text that all states of one context share: element types, rows and their order.
     #[getter]
     fn shape(&self) -> String {
         self.0.shape().to_string()

@@ -21,12 +21,24 @@ use crate::{arguments, errors, log, settings, wait};
 /// The most lanes of a mover: a bound against a wrong unit, as in the configuration.
 const LANES_MAX: usize = 256;
 
-/// Attaches to the depot that listens at `socket`, in another process of this host or in this
-/// one: a path, with `unix:` before it or without. `lanes` is the number of threads that move
-/// bytes. Without `write` it can only load. With `with_owner` it ends with its owner: a mover that
-/// outlives it keeps the next owner from allocating.
+/// Attaches to the depot that listens at a socket, to copy blocks in this process.
 ///
-/// Raises Error when nobody answers there.
+/// The depot may be open in another process of this host or in this one.
+///
+/// Args:
+///     socket: Path of the socket (`Depot.socket`), with or without "unix:" before it.
+///     lanes: Number of copy threads, 1 to 256. Default: the server's setting, or else one per CPU,
+///         at most 4.
+///     write: Allow stores. With False the mover can only load and verify.
+///     with_owner: Release the media when the server ends. With False, a mover that outlives the
+///         server prevents the next owner from allocating.
+///
+/// Returns:
+///     The mover. Close it, or use it as a context manager.
+///
+/// Raises:
+///     InputError: `lanes` is out of range.
+///     Error: The server at `socket` does not respond, or rejects the connection.
 #[pyfunction]
 #[pyo3(signature = (socket, lanes = None, write = true, with_owner = false))]
 pub(crate) fn attach(
@@ -63,7 +75,7 @@ pub(crate) fn attach(
 
 /// The number of a part. Which there are depends on the block.
 fn number_of(py: Python<'_>, part: i128) -> PyResult<u32> {
-    arguments::whole(py, "part", part, "a part's number, from 0")
+    arguments::whole(py, "part", part, "the number of a part, 0 or more")
 }
 
 struct Shared {
@@ -101,8 +113,10 @@ impl Drop for Shared {
     }
 }
 
-/// Moves bytes between this process's memory and an owner's tiers. A context manager: leaving it
-/// closes it.
+/// Worker that copies between the memory of this process and the tiers of a depot.
+///
+/// `attach` creates it. A context manager: leaving the block closes the mover. The process with the
+/// depot reserves or pins blocks, and commits or unpins them after the copy.
 #[pyclass(frozen, module = "kvdepot")]
 pub(crate) struct Mover {
     shared: Arc<Shared>,
@@ -115,7 +129,7 @@ impl Mover {
         {
             return Ok(mover);
         }
-        let word = ": it belongs to the process this one was forked from; attach here";
+        let word = ": it was attached before this process was forked; attach again in this process";
         Err(errors::raise(py, Error::Closed(word)))
     }
 
@@ -145,12 +159,12 @@ impl Mover {
         placements: &Bound<'_, PyAny>,
         (buffers, part): (&Bound<'_, PyAny>, i128),
         load: bool,
-        aside: bool,
+        background: bool,
     ) -> PyResult<MoveJob> {
         // First: a forked child may find a lane's locks held.
         self.here(py)?;
         let (list, part) = (read_placements(placements)?, number_of(py, part)?);
-        if !aside {
+        if !background {
             let Parsed { blocks, keep } = buffers::parse(buffers, load)?;
             return self.start(py, keep, |mover| moved(mover, &list, &blocks, part, load));
         }
@@ -180,50 +194,109 @@ impl Mover {
 
 #[pymethods]
 impl Mover {
-    /// Copies memory into reserved blocks, part `part` of each. `buffers` is as in put. With
-    /// `aside` a thread of the mover's begins it, and the call returns at once: what it would raise
-    /// of buffers that do not fit, or of a closed mover, is in `error` then, with `refused`.
-    #[pyo3(signature = (placements, buffers, part = 0, *, aside = false))]
+    /// Copies memory into reserved blocks, in the background.
+    ///
+    /// Args:
+    ///     placements: `Reservation.placement` of each block.
+    ///     buffers: Memory per block, of the length of the part, or one `Spans` with a row per
+    ///         block, as in `Namespace.put`.
+    ///     part: Number of the part of each block, from 0.
+    ///     background: Return before the buffers are prepared, which a thread of the mover does.
+    ///         Errors of buffers, and of a closed mover, are then in `MoveJob.error`, with
+    ///         `rejected` True.
+    ///
+    /// Returns:
+    ///     A job with one checksum per block.
+    ///
+    /// Raises:
+    ///     InputError: A placement or buffer is unsuitable.
+    ///     ClosedError: The mover was closed.
+    #[pyo3(signature = (placements, buffers, part = 0, *, background = false))]
     fn store(
         &self,
         py: Python<'_>,
         placements: &Bound<'_, PyAny>,
         buffers: &Bound<'_, PyAny>,
         part: i128,
-        aside: bool,
+        background: bool,
     ) -> PyResult<MoveJob> {
-        self.moves(py, placements, (buffers, part), false, aside)
+        self.moves(py, placements, (buffers, part), false, background)
     }
 
-    /// Copies part `part` of pinned blocks into memory, verified. `buffers` is as in get, `aside`
-    /// as in store.
-    #[pyo3(signature = (placements, buffers, part = 0, *, aside = false))]
+    /// Copies pinned blocks into memory and verifies them, in the background.
+    ///
+    /// Args:
+    ///     placements: `Pin.placement` of each block.
+    ///     buffers: Writable memory per block, of the length of the part, or one `Spans` with a row
+    ///         per block, as in `Namespace.get`.
+    ///     part: Number of the part of each block, from 0.
+    ///     background: Return before the buffers are prepared, as in `store`.
+    ///
+    /// Returns:
+    ///     A job with one result per block.
+    ///
+    /// Raises:
+    ///     InputError: A placement or buffer is unsuitable.
+    ///     ClosedError: The mover was closed.
+    #[pyo3(signature = (placements, buffers, part = 0, *, background = false))]
     fn load(
         &self,
         py: Python<'_>,
         placements: &Bound<'_, PyAny>,
         buffers: &Bound<'_, PyAny>,
         part: i128,
-        aside: bool,
+        background: bool,
     ) -> PyResult<MoveJob> {
-        self.moves(py, placements, (buffers, part), true, aside)
+        self.moves(py, placements, (buffers, part), true, background)
     }
 
-    /// Hashes reserved blocks where they are, after a device has written them.
+    /// Hashes reserved blocks that another program, such as a device, has written.
+    ///
+    /// Args:
+    ///     placements: `Reservation.placement` of each block.
+    ///     part: Number of the part of each block, from 0.
+    ///
+    /// Returns:
+    ///     A job with one checksum per block, for `Namespace.commit`.
+    ///
+    /// Raises:
+    ///     InputError: A placement is unsuitable.
+    ///     ClosedError: The mover was closed.
     #[pyo3(signature = (placements, part = 0))]
     fn digest(&self, placements: &Bound<'_, PyAny>, part: i128) -> PyResult<MoveJob> {
         self.hash(placements, number_of(placements.py(), part)?, false)
     }
 
-    /// Verifies pinned blocks where they are, before a device reads them.
+    /// Verifies pinned blocks in place, before another program, such as a device, reads them.
+    ///
+    /// Args:
+    ///     placements: `Pin.placement` of each block.
+    ///     part: Number of the part of each block, from 0.
+    ///
+    /// Returns:
+    ///     A job with one result per block.
+    ///
+    /// Raises:
+    ///     InputError: A placement is unsuitable.
+    ///     ClosedError: The mover was closed.
     #[pyo3(signature = (placements, part = 0))]
     fn verify(&self, placements: &Bound<'_, PyAny>, part: i128) -> PyResult<MoveJob> {
         self.hash(placements, number_of(placements.py(), part)?, true)
     }
 
-    /// Where part `part` of each block lies: (index in `media`, offset, length). None for a
-    /// placement of another owner, and for a block in several pieces; and while processes of an
-    /// earlier owner may still write there. InputError without `write`.
+    /// Returns the location of a part of each block in `media`.
+    ///
+    /// Args:
+    ///     placements: Placements of pins or reservations.
+    ///     part: Number of the part of each block, from 0.
+    ///
+    /// Returns:
+    ///     (index in `media`, offset, length) per block, in bytes. None for a block in several
+    ///     pieces, for a placement of another owner, and while processes of an earlier owner may
+    ///     still write.
+    ///
+    /// Raises:
+    ///     InputError: A placement is unsuitable, or the mover was attached with `write=False`.
     #[pyo3(signature = (placements, part = 0))]
     fn locate(
         &self,
@@ -245,8 +318,9 @@ impl Mover {
         places.map_err(|error| errors::raise(py, error))
     }
 
-    /// The owner's tiers as mapped here, near to far: writable memory views, or read-only ones
-    /// without `write`.
+    /// The tiers as mapped in this process, first to last.
+    ///
+    /// One memory view per medium, read-only with `write=False`.
     #[getter]
     fn media<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let mut views = Vec::new();
@@ -257,18 +331,26 @@ impl Mover {
         PyList::new(py, views)
     }
 
-    /// Whether it has ended with its owner, as `with_owner` asks for: nothing is moved any more.
+    /// True if the mover has ended with its server.
+    ///
+    /// That happens with `with_owner=True` only. The mover copies nothing then; attach again.
     #[getter]
     fn ended(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.here(py)?.has_ended())
     }
 
-    /// Makes the owner's media present in this process, so that the first moves do not stop for
-    /// page faults; without `wait`, in the background. Memory that nobody has touched yet is
-    /// allocated by this; of a file only what is in memory already is mapped, and nothing is read
-    /// from its disk.
+    /// Maps the media in this process, so that the first copies take no page faults.
+    ///
+    /// The call allocates memory that has not been used yet. Of a file, only pages that are in
+    /// memory are mapped; the disk is not read.
+    ///
+    /// Args:
+    ///     wait: Return when it is complete. With False, a thread does it in the background.
+    ///
+    /// Raises:
+    ///     Error: The media cannot be mapped, or the thread cannot be started.
     #[pyo3(signature = (*, wait = false))]
-    fn populate(&self, py: Python<'_>, wait: bool) -> PyResult<()> {
+    fn prefault(&self, py: Python<'_>, wait: bool) -> PyResult<()> {
         let mover = self.here(py)?;
         let populated = if wait {
             let shared = Arc::clone(&self.shared);
@@ -281,7 +363,7 @@ impl Mover {
         populated.map_err(|error| errors::raise(py, error))
     }
 
-    /// Refuses new work and waits for what is under way.
+    /// Rejects new jobs and waits for jobs in progress.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let shared = Arc::clone(&self.shared);
         wait::close(py, move || shared.close())
@@ -323,7 +405,7 @@ fn read_placements(placements: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<u8>>> {
             Ok(Some(view)) => list.push(view.to_vec()),
             _ => {
                 let field = format!("placements[{index}]");
-                let allowed = "the bytes of a pin's or reservation's placement";
+                let allowed = "bytes from the `placement` of a Pin or a Reservation";
                 return Err(errors::input(py, field, errors::shown(&item), allowed));
             }
         }
@@ -346,7 +428,7 @@ impl Medium {
     ) -> PyResult<()> {
         let memory = &slf.get().memory;
         let Ok(len) = isize::try_from(memory.len()) else {
-            return Err(PyBufferError::new_err("a medium too large for one view"));
+            return Err(PyBufferError::new_err("the medium is too large for one view"));
         };
         let start = std::ptr::with_exposed_provenance_mut(memory.addr());
         let fixed = c_int::from(!memory.is_writable());
@@ -361,7 +443,9 @@ impl Medium {
     }
 }
 
-/// A batch under way. None of its members raises for what became of a block.
+/// A batch of copies of a mover.
+///
+/// Failures of blocks are values of its members rather than exceptions.
 #[pyclass(frozen, module = "kvdepot")]
 pub(crate) struct MoveJob {
     job: Job,
@@ -371,12 +455,18 @@ pub(crate) struct MoveJob {
 
 #[pymethods]
 impl MoveJob {
-    /// Waits until the memory is no longer touched; false when `timeout` seconds passed first.
+    /// Waits until the copy threads have stopped using the memory.
+    ///
+    /// Args:
+    ///     timeout: Seconds to wait. Default: no limit.
+    ///
+    /// Returns:
+    ///     False if the wait timed out. The job continues.
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let limit = wait::timeout(py, timeout)?;
         if !self.origin.is_here() {
-            let word = ": the job belongs to the process this one was forked from";
+            let word = ": the job was started before this process was forked";
             return Err(errors::raise(py, Error::Closed(word)));
         }
         let done = wait::until(py, limit, |slice| self.job.wait(slice))?;
@@ -386,7 +476,7 @@ impl MoveJob {
         Ok(done)
     }
 
-    /// Whether the memory is no longer touched.
+    /// True when the copy threads have stopped using the memory.
     #[getter]
     fn done(&self, py: Python<'_>) -> bool {
         let done = self.job.is_done();
@@ -396,7 +486,7 @@ impl MoveJob {
         done
     }
 
-    /// The 16-byte checksum of each part that was moved; None for those that failed.
+    /// The 16-byte checksum of each part that was copied; None for those that failed.
     #[getter]
     fn checksums<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let sums = self.job.checksums();
@@ -407,46 +497,49 @@ impl MoveJob {
         )
     }
 
-    /// Whether each part was moved, and verified where it had a checksum.
+    /// One bool per part: true if it was copied, and verified if it has a checksum.
     #[getter]
     fn results<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, self.job.checksums().iter().map(Option::is_some))
     }
 
-    /// Whether all of it has ended, and every part was moved, and verified where it had a checksum:
-    /// mostly nobody need look at each.
+    /// True when the job has ended and all `results` are true.
     #[getter]
     fn whole(&self) -> bool {
         self.job.is_done() && self.job.checksums().iter().all(Option::is_some)
     }
 
-    /// Whether each part has another checksum than it should. One that is false here and in
-    /// `results` was not moved: nothing is known about its bytes.
+    /// One bool per part: true if its checksum did not match.
+    ///
+    /// If a part is false here and in `results`, it was not copied, and its bytes are unknown.
     #[getter]
     fn corrupt<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, self.job.corrupt())
     }
 
-    /// Bytes of the job, moved or not.
+    /// Size of the job in bytes, copied or not.
     #[getter]
     fn bytes(&self) -> u64 {
         self.job.bytes()
     }
 
-    /// Seconds from the call, or with `aside` from when it was begun, to the end of the last lane;
-    /// so far, while it is under way.
+    /// Seconds until the last copy ended, or until now for a job in progress.
+    ///
+    /// The time starts with the call, or with `background` when the thread began the job.
     #[getter]
     fn seconds(&self) -> f64 {
         self.job.elapsed().as_secs_f64()
     }
 
-    /// Whether a job with `aside` was refused: nothing was moved, and `error` says why.
+    /// True if a job with `background` was rejected.
+    ///
+    /// Then nothing was copied, and `error` has the reason.
     #[getter]
-    fn refused(&self) -> bool {
+    fn rejected(&self) -> bool {
         self.job.is_refused()
     }
 
-    /// Why something failed, for a log line; None when nothing did.
+    /// The first reason of a failure, for a log line; None without one.
     #[getter]
     fn error(&self) -> Option<String> {
         self.job.error()

@@ -19,7 +19,11 @@ use crate::{arguments, buffers, errors, keys, wait};
 /// microseconds, and getting the lock back from a busy thread takes milliseconds.
 const AT_ONCE_MAX: usize = 4096;
 
-/// One namespace of a depot.
+/// Blocks that share model, data type, layout and the other fields of `Depot.namespace`.
+///
+/// Methods take the keys of a prompt in prompt order, first block first: a sequence of 32-byte
+/// values, or one contiguous buffer of them, such as an array of shape (n, 32). One buffer is
+/// faster. A block that is not stored is an outcome of its key rather than an error.
 #[pyclass(frozen, module = "kvdepot")]
 pub(crate) struct Namespace {
     namespace: StoreNamespace,
@@ -80,8 +84,8 @@ impl Namespace {
         Err(errors::input(
             py,
             format!("{field}[{index}]"),
-            "one of another depot",
-            "those of this depot",
+            "an object of another depot",
+            "objects of this depot",
         ))
     }
 
@@ -103,7 +107,7 @@ impl Namespace {
                     py,
                     format!("pins[{index}]"),
                     "something else",
-                    "what pin() answered",
+                    "Pin objects, as pin() returns them",
                 ));
             };
             self.own(py, "pins", index, &pin.get().handle)?;
@@ -124,7 +128,7 @@ impl Namespace {
                     py,
                     format!("reservations[{index}]"),
                     "something else",
-                    "what reserve() answered, without the Nones",
+                    "Reservation objects, as reserve() returns them (without None)",
                 ));
             };
             self.own(py, "reservations", index, &reservation.get().handle)?;
@@ -142,13 +146,29 @@ impl Namespace {
         PyBytes::new(py, &self.namespace.id().0)
     }
 
-    /// How many of the first keys are stored without a gap.
+    /// Returns the number of leading keys whose blocks are stored.
+    ///
+    /// The call waits for asynchronous tiers, at most `lookup_timeout`.
+    ///
+    /// Args:
+    ///     keys: Keys in prompt order, 32 bytes each.
+    ///
+    /// Returns:
+    ///     The number of consecutive hits from the first key on.
     fn prefix(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         let keys = keys::parse(keys)?;
         self.ask(py, &keys, |keys| self.namespace.prefix(keys), drop)
     }
 
-    /// Whether each key's block is stored in some tier.
+    /// Checks for each key if a tier has its block.
+    ///
+    /// The call waits for asynchronous tiers, at most `lookup_timeout`.
+    ///
+    /// Args:
+    ///     keys: Keys, 32 bytes each.
+    ///
+    /// Returns:
+    ///     One bool per key.
     fn contains<'py>(
         &self,
         py: Python<'py>,
@@ -161,7 +181,15 @@ impl Namespace {
         )
     }
 
-    /// The nearest tier that has each key's block; None for a miss.
+    /// Returns the uppermost tier of each block.
+    ///
+    /// The call waits for asynchronous tiers, at most `lookup_timeout`.
+    ///
+    /// Args:
+    ///     keys: Keys, 32 bytes each.
+    ///
+    /// Returns:
+    ///     The name of a tier per key; None for a miss.
     #[pyo3(name = "where")]
     fn nearest<'py>(
         &self,
@@ -176,12 +204,23 @@ impl Namespace {
         PyList::new(py, names)
     }
 
-    /// Stores blocks, given in prefix order. `buffers` has contiguous memory for each key, or is
-    /// one Spans. Answers at once; see Task for the two milestones.
+    /// Stores blocks in the background.
     ///
-    /// `after` is the key of the block before the first one, where a prompt comes in several
-    /// calls: without it a call's blocks count as a prompt of their own, and a prompt larger than
-    /// an eighth of a tier pushes out what others use.
+    /// A key that is stored keeps its bytes, regardless of the buffer. Until `Task.wait_released`
+    /// returns, the buffers must not change. If a source changes during the put, the stored block
+    /// is a mixture.
+    ///
+    /// Args:
+    ///     keys: Keys in prompt order, 32 bytes each.
+    ///     buffers: Contiguous memory per key: objects with the buffer protocol or DLPack, arrays
+    ///         on a CUDA device, or (address, length) pairs in bytes. Or one `Spans` with a row per
+    ///         key.
+    ///     after: Key of the block before the first one, if a prompt comes in several calls.
+    ///         Without it, the blocks of a call count as a prompt of their own. The new blocks of
+    ///         one prompt may evict others only up to a share of the last tier, from 1/256 to 1/8.
+    ///
+    /// Returns:
+    ///     A task with one outcome per key: true when the block is acknowledged.
     #[pyo3(signature = (keys, buffers, after = None))]
     fn put(
         &self,
@@ -204,12 +243,23 @@ impl Namespace {
         Ok(Task::new(task, parsed.keep, self.handle.origin))
     }
 
-    /// Fills buffers with blocks, given in prefix order. A buffer of another length than its
-    /// block, or whose key is a miss, ends as false with unspecified content.
+    /// Reads blocks into buffers, in the background.
     ///
-    /// With `prefix` only the consecutive hits from the first key are moved: the others end as
-    /// misses, and their buffers are not touched. With `staged` the bytes go through the staging
-    /// slab, for memory that is slow to copy into by small pieces or at odd addresses.
+    /// Each byte is verified before its key is reported as true. A key is false, and the content of
+    /// its buffer unspecified, if the block is a miss, is corrupt, or has another length than the
+    /// buffer.
+    ///
+    /// Args:
+    ///     keys: Keys in prompt order, 32 bytes each.
+    ///     buffers: Writable memory per key, as in `put`, of the length of the block; or one
+    ///         `Spans` with a row per key.
+    ///     staged: Copy through the staging buffer, for memory that is slow for small or unaligned
+    ///         copies. CUDA buffers are always staged.
+    ///     prefix: Stop at the first miss or wrong length. Later keys are misses, and their buffers
+    ///         stay untouched. If a block is corrupt, later blocks may have been delivered.
+    ///
+    /// Returns:
+    ///     A task with one outcome per key: true when the buffer is filled.
     #[pyo3(signature = (keys, buffers, staged = false, prefix = false))]
     fn get(
         &self,
@@ -233,38 +283,75 @@ impl Namespace {
         Ok(Task::new(task, parsed.keep, self.handle.origin))
     }
 
-    /// Asks whether each key's block is stored, without waiting for tiers that answer late: the
-    /// task is true for a key that is.
+    /// Starts a lookup that does not wait for asynchronous tiers.
+    ///
+    /// Without asynchronous tiers the task is done immediately; for a client, when the server has
+    /// responded.
+    ///
+    /// Args:
+    ///     keys: Keys, 32 bytes each.
+    ///
+    /// Returns:
+    ///     A task with one outcome per key: true if a tier has the block. A tier that does not
+    ///     respond within `lookup_timeout` counts as a miss.
     fn lookup(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Task> {
         let keys = keys::parse(keys)?;
         let task = self.ask(py, &keys, |keys| self.namespace.lookup(keys), drop)?;
         Ok(Task::new(task, Keep::new(Vec::new()), self.handle.origin))
     }
 
-    /// Brings the consecutive hits from the first key into the near tier, in the background.
-    /// Answers at once; the task is true for a key once its block is there.
+    /// Promotes the leading hits into the first tier, in the background.
+    ///
+    /// Prefetched blocks that no call has read yet together take at most half of the first tier.
+    /// Keys beyond that end as "dropped" and may be prefetched again.
+    ///
+    /// Args:
+    ///     keys: Keys in prompt order, 32 bytes each.
+    ///
+    /// Returns:
+    ///     A task with one outcome per key: true when the block is in the first tier.
     fn prefetch(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Task> {
         let keys = keys::parse(keys)?;
         let task = self.change(py, |namespace| namespace.prefetch(&keys))?;
         Ok(Task::new(task, Keep::new(Vec::new()), self.handle.origin))
     }
 
-    /// Removes blocks from every tier; how many were in one.
+    /// Removes blocks from every tier.
+    ///
+    /// Args:
+    ///     keys: Keys, 32 bytes each.
+    ///
+    /// Returns:
+    ///     The number of keys that were stored in at least one tier.
     fn remove(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         let keys = keys::parse(keys)?;
         self.change(py, |namespace| namespace.remove(&keys))
     }
 
-    /// Its blocks in any tier as (key, bytes), in the order of the keys.
+    /// Returns all blocks of the namespace, in any tier.
+    ///
+    /// Blocks that are stored or removed during the call may be missing or included.
+    ///
+    /// Returns:
+    ///     (key, bytes) per block, sorted by key.
     fn blocks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let blocks = self.change(py, StoreNamespace::blocks)?;
         let row = |(key, bytes): (Key, u64)| (PyBytes::new(py, &key.0), bytes);
         PyList::new(py, blocks.into_iter().map(row))
     }
 
-    /// Some of its blocks as (key, bytes), at most `limit`, in no order, and where the next page
-    /// begins: bytes for `cursor`, None behind the last one. A block in two tiers comes twice; a
-    /// page may be short, or empty, before the last. Every block that is there all the while comes.
+    /// Returns one page of the blocks of the namespace, in no order.
+    ///
+    /// A block that is in two tiers may be listed twice. A page may be short or empty before the
+    /// last one. Each block that stays stored from the first to the last page is listed.
+    ///
+    /// Args:
+    ///     cursor: The cursor that the previous page returned. Default: the first page.
+    ///     limit: Most blocks of a page, at least 1. Default and maximum: 16384.
+    ///
+    /// Returns:
+    ///     The page as (key, bytes) per block, and the cursor of the next page; None after the last
+    ///     one.
     #[pyo3(signature = (cursor = None, limit = PAGE_MAX as i128))]
     fn blocks_page<'py>(
         &self,
@@ -272,7 +359,7 @@ impl Namespace {
         cursor: Option<&[u8]>,
         limit: i128,
     ) -> PyResult<(Bound<'py, PyList>, Option<Bound<'py, PyBytes>>)> {
-        let limit = arguments::whole(py, "limit", limit, "a number from 1")?;
+        let limit = arguments::whole(py, "limit", limit, "a whole number, 1 or more")?;
         let from = cursor.map(|bytes| match bytes.try_into() {
             Ok(bytes) => Ok(Cursor::from_bytes(bytes)),
             Err(_) => {
@@ -281,7 +368,7 @@ impl Namespace {
                     py,
                     "cursor",
                     value,
-                    "what the page before answered",
+                    "the cursor that the previous page returned",
                 ))
             }
         });
@@ -293,16 +380,30 @@ impl Namespace {
         Ok((rows, next))
     }
 
-    /// Removes every block of the namespace; how many there were.
+    /// Removes all blocks of the namespace from every tier.
+    ///
+    /// Returns:
+    ///     The number of blocks that were removed.
     fn clear(&self, py: Python<'_>) -> PyResult<usize> {
         self.change(py, StoreNamespace::clear)
     }
 
-    /// Reserves room for blocks, given in prefix order. `lengths` is one number or one a key.
-    /// With `parts` above 1 each block has that many, of `part_lengths` bytes, or of equal ones.
-    /// None for a key that is stored, is being written, is declined (`admission`), or finds no
-    /// room; with `strict` no room raises FullError and reserves nothing; with `prefix` the answer
-    /// ends before the first key that is declined or finds no room. `after` as for put.
+    /// Reserves space for blocks that a worker, or another program, will write.
+    ///
+    /// Args:
+    ///     keys: Keys in prompt order, 32 bytes each.
+    ///     lengths: Bytes per block: one number, or one per key.
+    ///     parts: Parts per block, 1 to 4096, for example one per rank.
+    ///     part_lengths: Bytes per part; their sum is the length of each block. Default: equal
+    ///         parts.
+    ///     strict: Raise `FullError` for lack of space, and reserve nothing.
+    ///     prefix: End the list before the first key that is declined or has no space, because
+    ///         later blocks of the prompt could not be found.
+    ///     after: Key of the block before the first one, as in `put`.
+    ///
+    /// Returns:
+    ///     One reservation per key. None if the block is stored, is being written, is rejected by
+    ///     the admission policy, or has no space.
     #[pyo3(signature = (
         keys, lengths, parts = 1, part_lengths = None, strict = false, prefix = false, after = None
     ))]
@@ -318,7 +419,7 @@ impl Namespace {
         prefix: bool,
         after: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Vec<Option<Reservation>>> {
-        let parts = arguments::whole(py, "parts", parts, "1 to 4096")?;
+        let parts = arguments::whole(py, "parts", parts, "1 to 4096 parts")?;
         let keys = keys::parse(keys)?;
         let lengths = arguments::lengths(lengths, keys.len())?;
         let split = arguments::split(py, parts, part_lengths)?;
@@ -344,8 +445,17 @@ impl Namespace {
         Ok(reserved.into_iter().zip(&lengths).map(wrap).collect())
     }
 
-    /// Publishes reservations whose bytes are in place. `checksums` has for each a list of 16
-    /// bytes a part. False for one that was ended before or is lost.
+    /// Publishes reservations after their bytes were written.
+    ///
+    /// After a commit that raised, for example on Ctrl-C, commit or abort again.
+    ///
+    /// Args:
+    ///     reservations: Reservations of this depot, without None.
+    ///     checksums: A list of 16-byte checksums per reservation, one per part, as in
+    ///         `MoveJob.checksums`.
+    ///
+    /// Returns:
+    ///     One bool per reservation. False if it had ended before, or was lost with its server.
     fn commit<'py>(
         &self,
         py: Python<'py>,
@@ -378,7 +488,12 @@ impl Namespace {
         PyList::new(py, answers)
     }
 
-    /// Gives reservations back. Every mover that had one of their placements must have stopped.
+    /// Releases reservations without publishing them.
+    ///
+    /// Before the call, every mover that has one of their placements must have stopped writing.
+    ///
+    /// Args:
+    ///     reservations: Reservations of this depot, without None.
     fn abort(&self, py: Python<'_>, reservations: &Bound<'_, PyAny>) -> PyResult<()> {
         let reservations = self.reservations(reservations)?;
         let live: Vec<_> = reservations
@@ -391,8 +506,14 @@ impl Namespace {
         })
     }
 
-    /// Pins blocks, given in prefix order, where they are nearest; None for a miss. With
-    /// `prefix` nothing behind the first miss is pinned.
+    /// Pins blocks in their uppermost tier, so that workers can read them.
+    ///
+    /// Args:
+    ///     keys: Keys in prompt order, 32 bytes each.
+    ///     prefix: Pin only the leading hits.
+    ///
+    /// Returns:
+    ///     One pin per key; None for a miss.
     #[pyo3(signature = (keys, prefix = false))]
     fn pin(
         &self,
@@ -411,8 +532,12 @@ impl Namespace {
         Ok(pins.into_iter().map(|pin| pin.map(wrap)).collect())
     }
 
-    /// Ends pins, given in prefix order; None and ended ones are passed over. `served` says that
-    /// their bytes were used: it counts as hits, and far blocks are promoted.
+    /// Ends pins.
+    ///
+    /// Args:
+    ///     pins: Pins in prompt order. None and pins that have ended are ignored.
+    ///     served: The bytes were used. Then they count as hits, and blocks of lower tiers are
+    ///         promoted.
     #[pyo3(signature = (pins, served = false))]
     fn unpin(&self, py: Python<'_>, pins: &Bound<'_, PyAny>, served: bool) -> PyResult<()> {
         self.handle.depot(py)?;
@@ -426,8 +551,15 @@ impl Namespace {
         Ok(())
     }
 
-    /// Unpublishes pinned blocks that did not verify, where they are pinned. The pins remain.
-    /// Answers how many were still published.
+    /// Unpublishes pinned blocks that failed verification in a worker.
+    ///
+    /// Only the pinned copy becomes invisible. The pins stay, because other workers may still read.
+    ///
+    /// Args:
+    ///     pins: Pins of this depot. None and pins that have ended are ignored.
+    ///
+    /// Returns:
+    ///     The number of blocks that were still published.
     fn discard(&self, py: Python<'_>, pins: &Bound<'_, PyAny>) -> PyResult<usize> {
         let live = self.pins(pins, Pin::live)?;
         self.change(py, |namespace| Ok(namespace.discard(&live)))

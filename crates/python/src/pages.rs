@@ -103,11 +103,11 @@ impl Described {
         let mut len = self.item;
         for (size, stride) in self.shape.iter().zip(&self.strides).skip(1).rev() {
             if *size > 1 && *stride != len.cast_signed() {
-                return Err("a tensor whose pages have gaps, or another order".into());
+                return Err("a tensor whose pages have gaps or are not in row-major order".into());
             }
             len = len
                 .checked_mul(*size)
-                .ok_or("a tensor without sound dimensions")?;
+                .ok_or("a tensor with invalid dimensions")?;
         }
         if len == 0 || count == 0 || self.addr == 0 {
             return Err(format!(

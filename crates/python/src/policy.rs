@@ -11,7 +11,33 @@ use pyo3::types::PyDict;
 use crate::devices::size_of;
 use crate::errors;
 
-/// Says when a checkpoint is due: the engine tells what happens, in tokens.
+/// Decides when an engine saves a checkpoint, with the names and defaults of ds4.
+///
+/// The engine reports its progress in tokens; the policy returns a save that is due. In
+/// `kvdepot.sessions` it is `Policy` or `policy`. docs/design/sessions.md lists the reasons for a
+/// save.
+///
+/// Args:
+///     disk_space: Most bytes on disk, or a text such as "64GiB". Larger checkpoints are declined.
+///         Default: 4 GiB.
+///     min_tokens: Shortest checkpoint, in tokens. Default: 512.
+///     cold_max_tokens: Longest cold checkpoint, in tokens; 0: none are saved. Default: 30,000.
+///     continued_interval_tokens: Tokens between continued checkpoints, rounded up to the
+///         alignment; 0: none are saved. Default: 10,000.
+///     boundary_trim_tokens: Tokens at the end of the prompt that a cold checkpoint omits. Default:
+///         32.
+///     boundary_align_tokens: Alignment of cold checkpoints and of the interval, in tokens; 0:
+///         none. Default: 2,048.
+///     write_budget_hour: Most bytes written in any hour. Default: no limit.
+///     write_budget_day: Most bytes written in any day. Default: no limit.
+///     token_bytes: Estimated bytes per token. Default: 13,800.
+///     fixed_bytes: Estimated bytes of a checkpoint regardless of its length. Default: 23 MiB.
+///     prefixes: The engine can save and restore the first tokens of a state.
+///     whole: Each save writes the whole state instead of new parts only.
+///
+/// Raises:
+///     ConfigError: A setting is not allowed.
+///     InputError: A size is not allowed.
 #[pyclass(frozen, module = "kvdepot.sessions")]
 pub(crate) struct Policy(Arc<Mutex<Store>>);
 
@@ -65,9 +91,6 @@ fn size(field: &'static str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Optio
 
 #[pymethods]
 impl Policy {
-    /// With ds4's names and defaults. Sizes may be texts such as "64GiB"; budgets are of bytes
-    /// written, none unless given. `prefixes` is for engines that save and restore the first tokens
-    /// of a state, `whole` for those that write all of it each time.
     #[new]
     #[pyo3(signature = (
         *, disk_space = None, min_tokens = None, cold_max_tokens = None,
@@ -111,8 +134,19 @@ impl Policy {
         Ok(Policy(Arc::new(Mutex::new(made))))
     }
 
-    /// A prompt of so many tokens starts, of which so many were `restored`, or stay as they are
-    /// (`live`). `anchor` are those before the last user's word that comes before the first answer.
+    /// Reports that a prompt starts in a slot.
+    ///
+    /// Args:
+    ///     tokens: Tokens of the prompt, including reused ones.
+    ///     restored: Tokens that were loaded from disk. At most one of `restored` and `live` is
+    ///         allowed.
+    ///     live: Tokens of the slot that stay in memory.
+    ///     anchor: Tokens before the last user message that precedes the first answer, if the
+    ///         engine knows them.
+    ///     slot: Number of the slot, chosen by the caller.
+    ///
+    /// Raises:
+    ///     InputError: Both `restored` and `live` were given.
     #[pyo3(signature = (tokens, *, restored = None, live = None, anchor = None, slot = 0))]
     fn start(
         &self,
@@ -132,7 +166,7 @@ impl Policy {
                     py,
                     "restored",
                     tokens,
-                    "restored or live, not both",
+                    "either restored or live, not both",
                 ));
             }
         };
@@ -145,14 +179,29 @@ impl Policy {
         Ok(())
     }
 
-    /// The count of tokens at which prefill should next stop and tell; None for none.
+    /// Returns the position at which prefill should stop and report next.
+    ///
+    /// Args:
+    ///     slot: Number of the slot.
+    ///
+    /// Returns:
+    ///     A number of tokens; None if no stop is needed.
     #[pyo3(signature = (*, slot = 0))]
     fn next_stop(&self, slot: u32) -> Option<u64> {
         self.0.lock().next_stop(slot)
     }
 
-    /// Prefill has come so far. What is due: None, or a dictionary with `save`, `tokens`, `base`,
-    /// `reason` and `bytes`, or with `declined`.
+    /// Reports the progress of prefill.
+    ///
+    /// Args:
+    ///     tokens: Tokens of the slot in memory now.
+    ///     slot: Number of the slot.
+    ///     at: Time in seconds since 1970. Default: now.
+    ///
+    /// Returns:
+    ///     None if no save is due. A dictionary with `save`, `tokens`, `base`, `reason` and `bytes`
+    ///     for a save: write `tokens` tokens, of which the first `base` are on disk, in at most
+    ///     `bytes` bytes. A dictionary with `declined`, the reason, for one that is not granted.
     #[pyo3(signature = (tokens, *, slot = 0, at = None))]
     fn prefill<'py>(
         &self,
@@ -165,7 +214,16 @@ impl Policy {
         shown(py, answer)
     }
 
-    /// The same of decoding.
+    /// Reports the progress of decoding.
+    ///
+    /// Args:
+    ///     tokens: Tokens of the slot in memory now. Fewer than before mean that the conversation
+    ///         was cut back.
+    ///     slot: Number of the slot.
+    ///     at: Time in seconds since 1970. Default: now.
+    ///
+    /// Returns:
+    ///     The answer, as `prefill`.
     #[pyo3(signature = (tokens, *, slot = 0, at = None))]
     fn decode<'py>(
         &self,
@@ -178,7 +236,15 @@ impl Policy {
         shown(py, answer)
     }
 
-    /// Another conversation is about to take the place of these tokens.
+    /// Reports that another conversation is about to replace the tokens of a slot.
+    ///
+    /// Args:
+    ///     tokens: Tokens of the slot in memory now.
+    ///     slot: Number of the slot.
+    ///     at: Time in seconds since 1970. Default: now.
+    ///
+    /// Returns:
+    ///     The answer, as `prefill`.
     #[pyo3(signature = (tokens, *, slot = 0, at = None))]
     fn switch<'py>(
         &self,
@@ -191,7 +257,15 @@ impl Policy {
         shown(py, answer)
     }
 
-    /// The engine ends with these tokens.
+    /// Reports that the engine stops.
+    ///
+    /// Args:
+    ///     tokens: Tokens of the slot in memory now.
+    ///     slot: Number of the slot.
+    ///     at: Time in seconds since 1970. Default: now.
+    ///
+    /// Returns:
+    ///     The answer, as `prefill`.
     #[pyo3(signature = (tokens, *, slot = 0, at = None))]
     fn shutdown<'py>(
         &self,
@@ -204,35 +278,67 @@ impl Policy {
         shown(py, answer)
     }
 
-    /// A save that was due has written so many bytes.
+    /// Reports that a granted save has succeeded.
+    ///
+    /// Args:
+    ///     save: The `save` number of the answer.
+    ///     bytes: Bytes that were written.
+    ///     at: Time in seconds since 1970. Default: now.
+    ///
+    /// Raises:
+    ///     Error: The save was not granted, or has ended already.
     #[pyo3(signature = (save, bytes, *, at = None))]
     fn saved(&self, py: Python<'_>, save: u64, bytes: u64, at: Option<f64>) -> PyResult<()> {
         let told = self.0.lock().saved(save, bytes, now(at));
         told.map_err(|error| raise(py, error))
     }
 
-    /// It has failed, and written so many bytes before.
+    /// Reports that a granted save has failed.
+    ///
+    /// Args:
+    ///     save: The `save` number of the answer.
+    ///     bytes: Bytes that were written before the failure.
+    ///     at: Time in seconds since 1970. Default: now.
+    ///
+    /// Raises:
+    ///     Error: The save was not granted, or has ended already.
     #[pyo3(signature = (save, bytes = 0, *, at = None))]
     fn failed(&self, py: Python<'_>, save: u64, bytes: u64, at: Option<f64>) -> PyResult<()> {
         let told = self.0.lock().failed(save, bytes, now(at));
         told.map_err(|error| raise(py, error))
     }
 
-    /// What was saved of a slot behind so many tokens is gone.
+    /// Reports that checkpoints of a slot's conversation were deleted or failed verification.
+    ///
+    /// Args:
+    ///     tokens: Leading tokens that are still on disk.
+    ///     slot: Number of the slot.
     #[pyo3(signature = (tokens, *, slot = 0))]
     fn lost(&self, tokens: u64, slot: u32) {
         self.0.lock().lost(slot, tokens);
     }
 
-    /// Counts bytes that were written before this policy was made: a program that has started again
-    /// tells what its catalogue, or its store, shows of the last day.
+    /// Adds bytes to the write budgets that were written before this policy was created.
+    ///
+    /// After a restart, report the writes of the last day, for example from a catalogue.
+    ///
+    /// Args:
+    ///     bytes: Bytes that were written.
+    ///     at: Time of the write, in seconds since 1970.
     #[pyo3(signature = (bytes, *, at))]
     fn recall(&self, bytes: u64, at: f64) {
         self.0.lock().recall(bytes, now(Some(at)));
     }
 
-    /// Bytes that may be written now, by both budgets and beside the saves under way; None without
-    /// a budget.
+    /// Returns the bytes that may be written now.
+    ///
+    /// Both budgets count, without the bytes of saves in progress.
+    ///
+    /// Args:
+    ///     at: Time in seconds since 1970. Default: now.
+    ///
+    /// Returns:
+    ///     Bytes; None without a budget.
     #[pyo3(signature = (*, at = None))]
     fn bytes_left(&self, at: Option<f64>) -> Option<u64> {
         let mut policy = self.0.lock();
@@ -241,7 +347,7 @@ impl Policy {
         is_bound.then(|| policy.bytes_left(now(at)))
     }
 
-    /// The settings, by the names that they were given by: sizes in bytes, None for no budget.
+    /// The settings by their names: sizes in bytes, and None for a budget without a limit.
     #[getter]
     fn settings<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let settings = *self.0.lock().settings();
@@ -269,7 +375,7 @@ impl Policy {
         Ok(said)
     }
 
-    /// Bytes that were written, over those of new tokens; None before there are any.
+    /// Ratio of all bytes written to those of new tokens; None before there are any.
     #[getter]
     fn write_amplification(&self) -> Option<f64> {
         self.0.lock().metrics().write_amplification()

@@ -30,17 +30,28 @@ impl Closing for Writer {
     }
 }
 
-/// Saves sessions on a thread of its own while the engine goes on. `memory` bounds the bytes that
-/// all snapshots have, `pace` the bytes a second that are written. As a context manager it finishes
-/// what was copied, or cancels all where an exception has ended the block.
+/// Saves sessions on its own thread while the engine continues.
+///
+/// A context manager: leaving the block finishes the saves whose rows are copied. If an exception
+/// ends the block, all saves are cancelled. In `kvdepot.sessions` its name is `Saver`.
+///
+/// Args:
+///     sessions: The sessions of a depot.
+///     memory: Most bytes that all snapshots together have in memory, or a text such as "256MiB".
+///         At least a piece, and the objects of a save.
+///     pace: Bytes per second to write, or a text. Default: no limit.
+///
+/// Raises:
+///     InputError: A size is too small.
 #[pyclass(frozen, module = "kvdepot.sessions")]
 pub(crate) struct Saver {
     writer: Owned<Arc<Writer>>,
     handle: Arc<Handle>,
 }
 
-/// A snapshot that is being taken: its rows are copied in slices, between the engine's steps.
-/// Dropped before all was, its save is cancelled.
+/// Rows of one save, which the engine copies in slices between its steps.
+///
+/// Dropping the snapshot before all rows are copied cancels its save.
 #[pyclass(frozen, module = "kvdepot.sessions")]
 pub(crate) struct Snapshot {
     snapshot: Owned<Mutex<StoreSnapshot>>,
@@ -70,7 +81,8 @@ impl Grant {
             false => policy.failed(self.save, bytes, at),
         };
         if let Err(error) = told {
-            tracing::warn!(%error, "a policy was told of a save that it does not know");
+            tracing::warn!(%error, "internal error: unknown save reported to the checkpoint \
+                                    policy");
         }
     }
 }
@@ -110,7 +122,7 @@ fn told_at_end(
                 py,
                 field,
                 given,
-                "both policy and save, or neither",
+                "both policy and save, or neither of them",
             ))
         }
     }
@@ -128,7 +140,7 @@ impl Saver {
         let writer = self.writer.get(py)?;
         match wait::until(py, limit, |slice| reached(&writer.0, slice))? {
             true => Ok(()),
-            false => Err(late(py, "saves in the background", limit)),
+            false => Err(late(py, "the wait for background saves", limit)),
         }
     }
 }
@@ -163,13 +175,32 @@ impl Saver {
         Ok(self.writer.get(py)?.0.memory_used())
     }
 
-    /// Begins a save. `rows` is called once, as `Sessions.save` does; what it answers with stays as
-    /// it is until nothing is `left`; `objects` are copied now. The snapshot takes room piece by
-    /// piece, as others are written, or with `whole` all of it at once; for what it takes now it
-    /// waits for `within` seconds. `policy` is told the end of `save`, which it has granted. The
-    /// other arguments are those of `Sessions.save`.
+    /// Starts a save.
     ///
-    /// Raises Error where there is no room in time.
+    /// The memory that `rows` returned must not change until `left` of the snapshot is 0. Objects
+    /// are copied immediately.
+    ///
+    /// Args:
+    ///     tokens: Token ids of the state, from 0 to 2^32 - 1.
+    ///     rows: Called once with the runs of missing tokens, as in `Sessions.save`.
+    ///     whole: Reserve memory for the whole snapshot at once. With False it is reserved piece by
+    ///         piece, as others are written.
+    ///     within: Seconds to wait for the memory that is reserved now.
+    ///     policy: The policy that granted the save; it is notified of the end.
+    ///     save: The `save` number of the policy's answer.
+    ///     text: Rendered text of the tokens, for `lookup_text`.
+    ///     reason: Cause of the save, one of `kvdepot.sessions.REASONS`.
+    ///     context_tokens: Context size of the engine, in tokens.
+    ///     objects: Parts that do not grow with the tokens, by name.
+    ///     note: Any text.
+    ///     created: Time of the save in seconds since 1970. Default: now.
+    ///
+    /// Returns:
+    ///     The snapshot. Call `step` or `finish` to copy its rows.
+    ///
+    /// Raises:
+    ///     InputError: An argument is unsuitable.
+    ///     Error: There is not enough memory within `within` seconds.
     #[pyo3(
         signature = (
             tokens, rows, *, whole = false, within = 0.0, policy = None, save = None, **told
@@ -215,23 +246,31 @@ impl Saver {
         Ok(snapshot)
     }
 
-    /// Waits, without a pace, until all saves have ended whose snapshot is taken.
+    /// Waits, without pace, for the end of all saves whose rows are copied.
     ///
-    /// Raises TimeoutError after `timeout` seconds; they go on.
+    /// Args:
+    ///     timeout: Seconds to wait. Default: no limit.
+    ///
+    /// Raises:
+    ///     TimeoutError: The wait timed out. The saves continue.
     #[pyo3(signature = (timeout = None))]
     fn flush(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         self.waits(py, timeout, |saver, slice| saver.flush(Some(slice)).is_ok())
     }
 
-    /// Ends: saves whose snapshot is taken are finished, without a pace, and others are cancelled.
+    /// Finishes, without pace, the saves whose rows are copied, and cancels the others.
     ///
-    /// Raises TimeoutError after `timeout` seconds; it goes on, and may be called again.
+    /// Args:
+    ///     timeout: Seconds to wait. Default: no limit.
+    ///
+    /// Raises:
+    ///     TimeoutError: The wait timed out. The saves continue, and the call may be repeated.
     #[pyo3(signature = (timeout = None))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         self.waits(py, timeout, |saver, slice| saver.close(Some(slice)).is_ok())
     }
 
-    /// Ends now: what has not ended is cancelled, and nothing is left of it.
+    /// Cancels all saves that have not ended, and removes their parts.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         let writer = self.writer.get(py)?;
         py.detach(|| writer.0.cancel());
@@ -279,16 +318,25 @@ impl Snapshot {
 
 #[pymethods]
 impl Snapshot {
-    /// Bytes that are left to be copied. At 0 the engine's memory is its own again.
+    /// Bytes that remain to be copied. At 0 the engine may reuse its memory.
     #[getter]
     fn left(&self, py: Python<'_>) -> PyResult<u64> {
         self.call(py, |snapshot| snapshot.left())
     }
 
-    /// Copies a slice, of so many bytes or for so many seconds, and never waits: a dictionary with
-    /// `copied`, `left`, and `full` where it has ended for lack of room.
+    /// Copies a slice without waiting.
     ///
-    /// Raises Error where the save has failed meanwhile.
+    /// Args:
+    ///     bytes: Bytes to copy. Exactly one of `bytes` and `seconds` is required.
+    ///     seconds: Time to copy for.
+    ///
+    /// Returns:
+    ///     A dictionary: `copied` and `left` in bytes, and `full`, true if the slice ended because
+    ///     memory was short.
+    ///
+    /// Raises:
+    ///     InputError: Both or neither of the arguments were given.
+    ///     Error: The save has failed.
     #[pyo3(signature = (*, bytes = None, seconds = None))]
     fn step<'py>(
         &self,
@@ -302,8 +350,8 @@ impl Snapshot {
                 Slice::Time(wait::timeout(py, Some(seconds))?.unwrap_or(Duration::MAX))
             }
             _ => {
-                let allowed = "one of bytes and seconds";
-                return Err(errors::input(py, "bytes", "both, or neither", allowed));
+                let allowed = "either bytes or seconds";
+                return Err(errors::input(py, "bytes", "both or neither", allowed));
             }
         };
         let step = self.call(py, |snapshot| snapshot.step(slice))?;
@@ -316,9 +364,14 @@ impl Snapshot {
         Ok(said)
     }
 
-    /// Copies all that is left, and waits for room where there is none.
+    /// Copies all remaining rows, and waits for memory if it is short.
     ///
-    /// Raises TimeoutError after `timeout` seconds; it goes on then.
+    /// Args:
+    ///     timeout: Seconds to wait. Default: no limit.
+    ///
+    /// Raises:
+    ///     TimeoutError: The wait timed out. The save continues.
+    ///     Error: The save has failed.
     #[pyo3(signature = (timeout = None))]
     fn finish(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let limit = wait::timeout(py, timeout)?;
@@ -340,11 +393,15 @@ impl Snapshot {
         self.let_go(py)?;
         match done {
             true => Ok(()),
-            false => Err(late(py, "room for a snapshot", limit)),
+            false => Err(late(py, "the wait for snapshot memory", limit)),
         }
     }
 
-    /// How far the save has come: `bytes` that were not there, `copied`, `written`, and `over`.
+    /// Returns the progress of the save.
+    ///
+    /// Returns:
+    ///     A dictionary: `bytes` that were missing, `copied` and `written` of them, and `over`,
+    ///     true if the save has ended.
     fn progress<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let progress = self.ticket.get(py)?.progress();
         let said = PyDict::new(py);
@@ -355,9 +412,17 @@ impl Snapshot {
         Ok(said)
     }
 
-    /// Waits for the end of the save; what `Sessions.save` answers.
+    /// Waits for the end of the save.
     ///
-    /// Raises Error where it has failed, TimeoutError after `timeout` seconds; it goes on then.
+    /// Args:
+    ///     timeout: Seconds to wait. Default: no limit.
+    ///
+    /// Returns:
+    ///     A dictionary, as `Sessions.save`.
+    ///
+    /// Raises:
+    ///     TimeoutError: The wait timed out. The save continues.
+    ///     Error: The save has failed, or was cancelled.
     #[pyo3(signature = (timeout = None))]
     fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyDict>> {
         let limit = wait::timeout(py, timeout)?;
@@ -367,7 +432,7 @@ impl Snapshot {
             ticket.progress().is_over
         };
         if !wait::until(py, limit, is_over)? {
-            return Err(late(py, "a save in the background", limit));
+            return Err(late(py, "a background save", limit));
         }
         let saved = ticket.wait(Some(Duration::ZERO));
         checkpoint::saved(py, &saved.map_err(|error| raise(py, error))?)

@@ -47,7 +47,13 @@ enum Value {
     Said(Py<PyIterator>),
 }
 
-/// A session's file that is open.
+/// A session file that is open (docs/sessions.md, one file per session).
+///
+/// Opening reads and verifies the description of the session. The data is verified when it is read.
+///
+/// Args:
+///     path: Path of the file.
+///     direct: Bypass the page cache if the file system supports it.
 #[pyclass(frozen, module = "kvdepot.sessions")]
 pub(crate) struct SessionFile {
     file: Arc<StoreFile>,
@@ -55,7 +61,6 @@ pub(crate) struct SessionFile {
 
 #[pymethods]
 impl SessionFile {
-    /// Opens one: what it says of itself is read, and verified. Its bytes are when they come back.
     #[new]
     #[pyo3(signature = (path, *, direct = true))]
     fn new(py: Python<'_>, path: PathBuf, direct: bool) -> PyResult<SessionFile> {
@@ -67,55 +72,57 @@ impl SessionFile {
         Ok(SessionFile { file })
     }
 
-    /// Its name: the same of every copy.
+    /// The session ID, in hexadecimal digits; the same for every copy of the file.
     #[getter]
     fn id(&self) -> String {
         self.file.id().to_string()
     }
 
-    /// Its path.
+    /// Path of the file.
     #[getter]
     fn path(&self) -> String {
         self.file.path().display().to_string()
     }
 
-    /// Its tokens.
+    /// The tokens of the session.
     #[getter]
     fn tokens<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, &self.file.about().tokens)
     }
 
-    /// The rendered text that the tokens stand for; empty where that is not known.
+    /// The rendered text of the tokens; empty if it was not saved.
     #[getter]
     fn text<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.file.about().text)
     }
 
-    /// The model whose state it is.
+    /// The model, as given when the session was saved.
     #[getter]
     fn model(&self) -> String {
         self.file.about().space.model.clone()
     }
 
-    /// What was noted.
+    /// The note, as given when the session was saved.
     #[getter]
     fn note(&self) -> String {
         self.file.about().note.clone()
     }
 
-    /// Tokens that its engine had room for.
+    /// Context size of the engine that saved the session, in tokens.
     #[getter]
     fn context_tokens(&self) -> u32 {
         self.file.about().context_tokens
     }
 
-    /// When it was saved, in Unix seconds.
+    /// Time of the save, in seconds since 1970.
     #[getter]
     fn created(&self) -> u64 {
         self.file.about().created
     }
 
-    /// Its pieces: first token, the one behind the last, bytes. None of a state that is not cut.
+    /// The pieces in order, as (first token, one past the last token, bytes).
+    ///
+    /// Empty if the state is not split by tokens.
     #[getter]
     fn pieces(&self) -> Vec<(usize, usize, u64)> {
         let each = self.file.pieces().into_iter();
@@ -123,20 +130,31 @@ impl SessionFile {
             .collect()
     }
 
-    /// Its objects: name and bytes.
+    /// The objects as (name, bytes).
     #[getter]
     fn objects(&self) -> Vec<(String, u64)> {
         self.file.about().objects.clone()
     }
 
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     #[getter]
     fn bytes(&self) -> u64 {
         self.file.bytes()
     }
 
-    /// Brings it back into a buffer for each piece, or one Spans, and one for each object, in their
-    /// order. Only rows of `cached_tokens` tokens have come, and objects only if all is `whole`.
+    /// Reads the session into buffers and verifies it.
+    ///
+    /// Use only the rows of the first `cached_tokens` tokens, and objects only if the result is
+    /// `whole`.
+    ///
+    /// Args:
+    ///     rows: Writable memory per piece, in the order and of the lengths of `pieces`; or one
+    ///         `Spans`.
+    ///     objects: Writable memory per object, in the order and of the lengths of `objects`.
+    ///
+    /// Returns:
+    ///     A dictionary: `cached_tokens`, the leading tokens whose rows were read, and `whole`,
+    ///     true if all parts were read and verified. `cache_write_tokens` is 0.
     #[pyo3(signature = (rows = None, objects = None))]
     fn restore<'py>(
         &self,
@@ -150,8 +168,11 @@ impl SessionFile {
         })
     }
 
-    /// Hands a member (its number: pieces before objects) to `take`, bytes by bytes, each verified
-    /// before: a state that is longer than memory comes back so.
+    /// Reads one part in order, for a state that is larger than memory.
+    ///
+    /// Args:
+    ///     member: Number of the part from 0, pieces before objects.
+    ///     take: Called with each verified chunk as bytes, at most 4 MiB.
     fn read(&self, py: Python<'_>, member: usize, take: Py<PyAny>) -> PyResult<()> {
         let raised = Mutex::new(None);
         let read = call(py, || {
@@ -169,12 +190,21 @@ impl SessionFile {
         }
     }
 
-    /// Reads all of it; what does not verify.
+    /// Reads the whole session and verifies it.
+    ///
+    /// Returns:
+    ///     A description of each part that failed; empty for a sound session.
     fn verify(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         Ok(call(py, || self.file.verify())?.missing)
     }
 
-    /// Copies it, verified on the way; bytes of the copy, which is the same session.
+    /// Copies the session to another file and verifies it. The copy has the same session ID.
+    ///
+    /// Args:
+    ///     path: Path of the new file.
+    ///
+    /// Returns:
+    ///     Size of the copy in bytes.
     fn copy_to(&self, py: Python<'_>, path: PathBuf) -> PyResult<u64> {
         call(py, || self.file.copy_to(&path))
     }
@@ -212,7 +242,28 @@ fn bring_back<'py>(
     checkpoint::restored(py, &restored?)
 }
 
-/// A directory of sessions of one model, each a file of its own, that processes share.
+/// A directory of session files of one model, which processes may share.
+///
+/// The directory is created if it is missing. Sessions that differ in any field, from `model` to
+/// `salt`, are in the directory and are never found.
+///
+/// Args:
+///     path: Path of the directory.
+///     model: Model ID.
+///     dtype: Element type of the rows.
+///     piece_tokens: Tokens per piece, 1 to 1048576.
+///     capacity: Most bytes of all files in the directory together.
+///     weights: Fingerprint of the weights.
+///     layout: Anything else that a state depends on, such as element types, tokenizer and
+///         positions.
+///     world: Tensor and pipeline parallel sizes.
+///     hash: Hash algorithm of keys.
+///     salt: Secret or label that separates tenants.
+///     evicts: Delete the least recently used files when `capacity` is reached. With False, a save
+///         fails then.
+///     direct: Bypass the page cache if the file system supports it.
+///     durability: "process", or "power" to sync each file and then the directory before a save
+///         ends.
 #[pyclass(frozen, module = "kvdepot.sessions")]
 pub(crate) struct SessionFiles {
     files: Arc<StoreFiles>,
@@ -275,10 +326,6 @@ fn put(
 
 #[pymethods]
 impl SessionFiles {
-    /// A directory, which is made where there is none; what differs in a field is in it, and never
-    /// found. `capacity` is what all its files have together, at most: with `evicts` those that
-    /// were not used for the longest time go for new ones. Files are written past the page cache
-    /// where `direct` and the file system say so; `durability` is "process" or "power".
     #[new]
     #[pyo3(signature = (
         path, *, model, dtype, piece_tokens, capacity, weights = None, layout = None, world = None,
@@ -325,11 +372,23 @@ impl SessionFiles {
         })
     }
 
-    /// Saves a state as one file, in place of those of the same tokens. `rows` are a buffer for
-    /// each run of `piece_tokens` tokens, or one Spans; none for a state that is not cut. `objects`
-    /// are by name a buffer, or an iterator of bytes whose length nobody knows. With `predicted`
-    /// there are that many bytes of rows and objects, or the save fails. Raises Error where
-    /// something goes wrong: then nothing is left of it.
+    /// Saves a state as one file, which replaces a session of the same tokens.
+    ///
+    /// Args:
+    ///     tokens: Token ids of the state, from 0 to 2^32 - 1.
+    ///     rows: Memory per run of `piece_tokens` tokens, the last one shorter, or one `Spans`.
+    ///         Default: a state that is not split by tokens.
+    ///     objects: Parts that do not grow with the tokens, by name: memory, or an iterator of
+    ///         bytes of unknown total length.
+    ///     text: Rendered text of the tokens, for `lookup_text`.
+    ///     reason: Cause of the save, one of `kvdepot.sessions.REASONS`.
+    ///     context_tokens: Context size of the engine, in tokens.
+    ///     note: Any text.
+    ///     created: Time of the save in seconds since 1970. Default: now.
+    ///     predicted: Total bytes of rows and objects; the save fails for another total.
+    ///
+    /// Returns:
+    ///     A dictionary: `id`, `cached_tokens` (0), `cache_write_tokens` and `bytes_written`.
     #[pyo3(signature = (
         tokens, rows = None, *, objects = None, text = None, reason = "asked", context_tokens = 0,
         note = "", created = None, predicted = None
@@ -396,13 +455,27 @@ impl SessionFiles {
         checkpoint::said(py, saved.id, tokens, saved.bytes_written)
     }
 
-    /// Sessions whose tokens these begin with, the longest first, open; `most` of them.
+    /// Returns the sessions that are a prefix of a prompt.
+    ///
+    /// Args:
+    ///     tokens: Tokens of the prompt.
+    ///     most: Most sessions to return.
+    ///
+    /// Returns:
+    ///     Open session files, longest first.
     #[pyo3(signature = (tokens, most = 4))]
     fn lookup(&self, py: Python<'_>, tokens: Tokens, most: usize) -> PyResult<Vec<SessionFile>> {
         Ok(opened(call(py, || self.files.lookup(&tokens, most))?))
     }
 
-    /// The same by rendered text.
+    /// Returns the sessions whose rendered text is a prefix of a text.
+    ///
+    /// Args:
+    ///     text: Rendered text of the prompt.
+    ///     most: Most sessions to return.
+    ///
+    /// Returns:
+    ///     Open session files, longest first.
     #[pyo3(signature = (text, most = 4))]
     fn lookup_text(
         &self,
@@ -413,8 +486,18 @@ impl SessionFiles {
         Ok(opened(call(py, || self.files.lookup_text(&text, most))?))
     }
 
-    /// As SessionFile.restore. A session that does not verify is not found any more, and one that
-    /// does was used now.
+    /// Reads a session into buffers, as `SessionFile.restore`.
+    ///
+    /// A session that fails verification is excluded from later lookups. Otherwise it counts as
+    /// used now.
+    ///
+    /// Args:
+    ///     file: A session file that a lookup returned.
+    ///     rows: Writable memory per piece, or one `Spans`.
+    ///     objects: Writable memory per object.
+    ///
+    /// Returns:
+    ///     A dictionary, as `SessionFile.restore`.
     #[pyo3(signature = (file, rows = None, objects = None))]
     fn restore<'py>(
         &self,
@@ -429,35 +512,61 @@ impl SessionFiles {
         })
     }
 
-    /// All sessions, the newest first, as dictionaries.
+    /// Returns all sessions, newest first.
+    ///
+    /// Returns:
+    ///     A dictionary per session: `id`, `tokens` (a number), `text_bytes`, `bytes` of rows and
+    ///     objects, `created`, `reason`, `note`, and `bad`, true if it failed verification.
     fn list<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         list_of(py, self.files.list())
     }
 
-    /// Looks which sessions there are: others may have saved or removed some.
+    /// Looks for sessions that other processes saved or removed.
     fn refresh(&self, py: Python<'_>) -> PyResult<()> {
         call(py, || self.files.refresh())
     }
 
-    /// Removes a session; whoever has it open reads it still.
+    /// Removes a session. A process that has its file open can still read it.
+    ///
+    /// Args:
+    ///     session: Session ID, or a unique prefix of it.
     fn remove(&self, py: Python<'_>, session: &str) -> PyResult<()> {
         let id = self.id(py, session)?;
         call(py, || self.files.remove(id))
     }
 
-    /// Reads all of a session; what does not verify.
+    /// Reads a whole session and verifies it.
+    ///
+    /// Args:
+    ///     session: Session ID, or a unique prefix of it.
+    ///
+    /// Returns:
+    ///     A description of each part that failed; empty for a sound session.
     fn verify(&self, py: Python<'_>, session: &str) -> PyResult<Vec<String>> {
         let id = self.id(py, session)?;
         Ok(call(py, || self.files.verify(id))?.missing)
     }
 
-    /// Copies a session to a file, verified on the way; its bytes.
+    /// Copies a session to a file and verifies it.
+    ///
+    /// Args:
+    ///     session: Session ID, or a unique prefix of it.
+    ///     path: Path of the new file.
+    ///
+    /// Returns:
+    ///     Size of the copy in bytes.
     fn export(&self, py: Python<'_>, session: &str, path: PathBuf) -> PyResult<u64> {
         let id = self.id(py, session)?;
         call(py, || self.files.export(id, &path))
     }
 
-    /// Copies a session's file here, verified on the way; the session's name.
+    /// Copies a session file into the directory and verifies it.
+    ///
+    /// Args:
+    ///     path: Path of the session file.
+    ///
+    /// Returns:
+    ///     The session ID.
     #[pyo3(name = "import_file")]
     fn import_file(&self, py: Python<'_>, path: PathBuf) -> PyResult<String> {
         Ok(call(py, || self.files.import(&path))?.to_string())

@@ -20,14 +20,32 @@ use crate::keys::Tokens;
 use crate::streams::{self, Stream};
 use crate::{buffers, keep, wait};
 
-/// The sessions of a depot under one model, weights and layout.
+/// Saved states of conversations in a depot, for one model (docs/sessions.md).
+///
+/// Sessions that differ in any field are never found. In `kvdepot.sessions` this class is also
+/// `open`.
+///
+/// Args:
+///     depot: An open depot.
+///     model: Model ID.
+///     dtype: Element type of the rows.
+///     piece_tokens: Tokens per piece, the unit that sessions share, 1 to 1048576.
+///     weights: Fingerprint of the weights.
+///     layout: Anything else that a state depends on, such as element types, tokenizer and
+///         positions.
+///     world: Tensor and pipeline parallel sizes.
+///     hash: Hash algorithm of keys.
+///     salt: Secret or label that separates tenants.
+///
+/// Raises:
+///     InputError: A field is not allowed.
 #[pyclass(frozen, module = "kvdepot.sessions")]
 pub(crate) struct Sessions {
     pub(crate) store: Arc<Store>,
     pub(crate) handle: Arc<Handle>,
 }
 
-/// A session that a prompt begins with.
+/// A session that is a prefix of a prompt, as `Sessions.lookup` returns it.
 #[pyclass(frozen, module = "kvdepot.sessions")]
 pub(crate) struct Found {
     found: StoreFound,
@@ -35,31 +53,31 @@ pub(crate) struct Found {
 
 #[pymethods]
 impl Found {
-    /// Its name.
+    /// The session ID, in hexadecimal digits.
     #[getter]
     fn id(&self) -> String {
         self.found.id.to_string()
     }
 
-    /// Its tokens: what is rendered behind them is to be tokenized alone.
+    /// The tokens of the session. Trust them, and tokenize only the text after `text_bytes`.
     #[getter]
     fn tokens<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, &self.found.tokens)
     }
 
-    /// Bytes of the rendered text that the tokens stand for; 0 where that is not known.
+    /// Bytes of the rendered text of the tokens; 0 if the text was not saved.
     #[getter]
     fn text_bytes(&self) -> usize {
         self.found.text_bytes
     }
 
-    /// Tokens that its engine had room for.
+    /// Context size of the engine that saved the session, in tokens.
     #[getter]
     fn context_tokens(&self) -> u32 {
         self.found.context_tokens
     }
 
-    /// Its pieces: first token, the one behind the last, bytes.
+    /// The pieces in order, as (first token, one past the last token, bytes).
     #[getter]
     fn pieces(&self) -> Vec<(usize, usize, u64)> {
         let each = self.found.pieces.iter();
@@ -67,7 +85,7 @@ impl Found {
             .collect()
     }
 
-    /// Its objects: name and bytes.
+    /// The objects as (name, bytes).
     #[getter]
     fn objects(&self) -> Vec<(String, u64)> {
         let each = self.found.objects.iter();
@@ -110,9 +128,6 @@ impl Sessions {
 
 #[pymethods]
 impl Sessions {
-    /// The sessions of a depot for one model: what differs in a field is never found.
-    /// `piece_tokens` tokens' rows are one piece; `layout` names whatever else a state depends on,
-    /// such as element types, tokenizer and positions.
     #[new]
     #[pyo3(signature = (
         depot, *, model, dtype, piece_tokens, weights = None, layout = None, world = None,
@@ -153,12 +168,29 @@ impl Sessions {
         })
     }
 
-    /// Saves a state. `rows` is called once, with the runs of tokens whose rows are not there yet
-    /// as (first, behind the last), and answers with a buffer for each, or one Spans; they are read
-    /// until this returns. `objects` are parts that do not grow with the tokens, by name. With
-    /// `exact` all rows are asked for, and those that differ from what is there are kept beside it.
+    /// Saves a state. Only rows that are not stored yet are requested and written.
     ///
-    /// Raises Error where something found no room: then there is no such session.
+    /// Args:
+    ///     tokens: Token ids of the state, from 0 to 2^32 - 1.
+    ///     rows: Called once with the runs of missing tokens, each (first, one past the last).
+    ///         Returns memory per run, with the rows of its tokens, or one `Spans`. The memory is
+    ///         read until the save returns.
+    ///     text: Rendered text of the tokens, for `lookup_text`.
+    ///     reason: Cause of the save, one of `kvdepot.sessions.REASONS`.
+    ///     context_tokens: Context size of the engine, in tokens.
+    ///     objects: Parts that do not grow with the tokens, by name, such as logits or a recurrent
+    ///         state: memory of 1 byte to 1 GiB.
+    ///     note: Any text.
+    ///     created: Time of the save in seconds since 1970. Default: now.
+    ///     exact: Request all rows, and keep rows that differ from stored ones in addition to them.
+    ///
+    /// Returns:
+    ///     A dictionary: `id`, `cached_tokens` that were stored already, `cache_write_tokens`, and
+    ///     `bytes_written`.
+    ///
+    /// Raises:
+    ///     InputError: An argument, or the memory that `rows` returned, is unsuitable.
+    ///     Error: A part was not stored, for example for lack of space. Then there is no session.
     #[pyo3(signature = (
         tokens, rows, *, text = None, reason = "asked", context_tokens = 0, objects = None,
         note = "", created = None, exact = false
@@ -188,12 +220,30 @@ impl Sessions {
         checkpoint::saved(py, &raised.or(saved)?)
     }
 
-    /// Saves a state whose rows are written chunk by chunk: `chunks` is called once, with the runs
-    /// of tokens whose rows are not there yet, and answers with buffers, one after another, which
-    /// may be cut anywhere. `size` is the bytes of each token, or tells those of a run (first,
-    /// behind the last). Two pieces are kept in memory at most. The other arguments are `save`'s.
+    /// Saves a state whose rows arrive in chunks of any size, for example from a serializer.
     ///
-    /// Raises Error where the chunks have more bytes than that, or fewer: then nothing was saved.
+    /// At most two pieces are in memory.
+    ///
+    /// Args:
+    ///     tokens: Token ids of the state, from 0 to 2^32 - 1.
+    ///     size: Bytes per token, or a function (first, one past the last) that returns the bytes
+    ///         of a run.
+    ///     chunks: Called once with the runs of missing tokens. Returns buffers with their rows,
+    ///         concatenated and split anywhere.
+    ///     text: Rendered text of the tokens, for `lookup_text`.
+    ///     reason: Cause of the save, one of `kvdepot.sessions.REASONS`.
+    ///     context_tokens: Context size of the engine, in tokens.
+    ///     objects: Parts that do not grow with the tokens, by name.
+    ///     note: Any text.
+    ///     created: Time of the save in seconds since 1970. Default: now.
+    ///
+    /// Returns:
+    ///     A dictionary, as `save`.
+    ///
+    /// Raises:
+    ///     InputError: An argument is unsuitable.
+    ///     Error: The chunks have more or fewer bytes than `size`, or a part was not stored. Then
+    ///         there is no session.
     #[pyo3(
         signature = (tokens, size, chunks, **told),
         text_signature = "($self, tokens, size, chunks, *, text=None, reason='asked', \
@@ -220,7 +270,17 @@ impl Sessions {
         checkpoint::saved(py, &raised.or(saved)?)
     }
 
-    /// Begins a session whose length nobody knows yet, of which these tokens are known.
+    /// Starts a session whose length is unknown.
+    ///
+    /// Args:
+    ///     tokens: Tokens that are known at the beginning. Full pieces of them that are stored
+    ///         already become part of the session.
+    ///
+    /// Returns:
+    ///     The stream. End it with `commit`; otherwise its parts are removed.
+    ///
+    /// Raises:
+    ///     Error: The depot cannot be read.
     #[pyo3(signature = (tokens = None))]
     fn stream(&self, py: Python<'_>, tokens: Option<Tokens>) -> PyResult<Stream> {
         let known = tokens.map_or_else(Vec::new, |tokens| tokens.0);
@@ -228,36 +288,85 @@ impl Sessions {
         Ok(Stream::new(stream, &self.handle))
     }
 
-    /// Removes all pieces and objects that no session names: what saves have left that were killed
-    /// or have failed. Nobody may save meanwhile. How many have gone.
+    /// Removes all pieces and objects that no session names, such as those of killed saves.
+    ///
+    /// Do not save at the same time: such a save fails if a part of it is removed.
+    ///
+    /// Returns:
+    ///     The number of blocks that were removed.
+    ///
+    /// Raises:
+    ///     Error: A manifest or the depot cannot be read.
     fn sweep(&self, py: Python<'_>) -> PyResult<usize> {
         self.call(py, Store::sweep)
     }
 
-    /// Sessions whose tokens these begin with, the longest first, of which all is there; `most` of
-    /// them.
+    /// Returns the complete sessions that are a prefix of a prompt.
+    ///
+    /// Args:
+    ///     tokens: Tokens of the prompt.
+    ///     most: Most sessions to return.
+    ///
+    /// Returns:
+    ///     Sessions, longest first.
+    ///
+    /// Raises:
+    ///     Error: The depot cannot be read.
     #[pyo3(signature = (tokens, most = 4))]
     fn lookup(&self, py: Python<'_>, tokens: Tokens, most: usize) -> PyResult<Vec<Found>> {
         let found = self.call(py, |store| store.lookup(&tokens, most))?;
         Ok(found.into_iter().map(|found| Found { found }).collect())
     }
 
-    /// The same by rendered text.
+    /// Returns the complete sessions whose rendered text is a prefix of a text.
+    ///
+    /// Args:
+    ///     text: Rendered text of the prompt.
+    ///     most: Most sessions to return.
+    ///
+    /// Returns:
+    ///     Sessions, longest first. Tokenize only the text after `text_bytes` of the chosen one.
+    ///
+    /// Raises:
+    ///     Error: The depot cannot be read.
     #[pyo3(signature = (text, most = 4))]
     fn lookup_text(&self, py: Python<'_>, text: Vec<u8>, most: usize) -> PyResult<Vec<Found>> {
         let found = self.call(py, |store| store.lookup_text(&text, most))?;
         Ok(found.into_iter().map(|found| Found { found }).collect())
     }
 
-    /// How many of these tokens have their rows here, from the first on, whatever session they are
-    /// of.
+    /// Returns the number of leading tokens whose rows are stored, in pieces of any session.
+    ///
+    /// Args:
+    ///     tokens: Tokens of the prompt.
+    ///
+    /// Returns:
+    ///     A number of tokens at the end of a piece.
+    ///
+    /// Raises:
+    ///     Error: The depot cannot be read.
     fn prefix(&self, py: Python<'_>, tokens: Tokens) -> PyResult<usize> {
         self.call(py, |store| store.prefix(&tokens))
     }
 
-    /// Brings a session back into a buffer for each of its pieces, or one Spans, and one for each
-    /// of its objects, in their order. A session of which not all has come is not found any more;
-    /// the next that `lookup` has found may be.
+    /// Reads a session into buffers and verifies it.
+    ///
+    /// A session that is incomplete or corrupt is excluded from later lookups until it is saved
+    /// again or `refresh` finds it. Then try the next session that `lookup` returned.
+    ///
+    /// Args:
+    ///     found: A session that `lookup` returned.
+    ///     rows: Writable memory per piece, in the order and of the lengths of `found.pieces`; or
+    ///         one `Spans`.
+    ///     objects: Writable memory per object, in the order and of the lengths of `found.objects`.
+    ///
+    /// Returns:
+    ///     A dictionary: `cached_tokens`, the leading tokens whose rows were read, and `whole`,
+    ///     true if all parts were read and verified. `cache_write_tokens` is 0.
+    ///
+    /// Raises:
+    ///     InputError: The buffers do not match the session. No byte was read.
+    ///     Error: The depot cannot be read.
     #[pyo3(signature = (found, rows, objects = None))]
     fn restore<'py>(
         &self,
@@ -279,7 +388,15 @@ impl Sessions {
         checkpoint::restored(py, &restored?)
     }
 
-    /// All sessions, the newest first, as dictionaries.
+    /// Returns all sessions, newest first.
+    ///
+    /// Returns:
+    ///     A dictionary per session: `id`, `tokens` (a number), `text_bytes`, `bytes` of its parts,
+    ///     `created`, `reason`, `note`, and `bad`, true if it was incomplete or corrupt. `hits` and
+    ///     `used` are the approximate number of restores and the time of the last one.
+    ///
+    /// Raises:
+    ///     Error: The depot cannot be read.
     fn list<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let (rows, usage) = self.call(py, |store| {
             let rows = store.list();
@@ -295,19 +412,40 @@ impl Sessions {
         Ok(list)
     }
 
-    /// Looks which sessions there are: others may have saved or removed some.
+    /// Looks for sessions that other processes saved or removed.
+    ///
+    /// Raises:
+    ///     Error: The depot cannot be read.
     fn refresh(&self, py: Python<'_>) -> PyResult<()> {
         self.call(py, Store::refresh)
     }
 
-    /// Removes a session, and what no other one here is made of.
+    /// Removes a session, and the parts that no other session names.
+    ///
+    /// Args:
+    ///     session: Session ID, or a unique prefix of it.
+    ///
+    /// Raises:
+    ///     Error: There is no such session, or the depot cannot be read.
     fn remove(&self, py: Python<'_>, session: &str) -> PyResult<()> {
         let id = self.id(py, session)?;
         self.call(py, |store| store.remove(id))
     }
 
-    /// Removes sessions until all have `most` bytes, each block counted once: those first that save
-    /// the least compute a byte. Those of `keep` stay. The names of those that went.
+    /// Removes sessions until the rest fits a size, each shared part counted once.
+    ///
+    /// Sessions that a longer one of the same conversation supersedes are removed first, then those
+    /// that save the least compute per byte.
+    ///
+    /// Args:
+    ///     most: Most bytes of all sessions together, or a text such as "64GiB".
+    ///     keep: IDs of sessions that stay.
+    ///
+    /// Returns:
+    ///     IDs of the removed sessions, in the order of their removal.
+    ///
+    /// Raises:
+    ///     Error: There is no session in `keep`, or the depot cannot be read.
     #[pyo3(signature = (most, keep = None))]
     fn trim(
         &self,
@@ -324,13 +462,34 @@ impl Sessions {
         Ok(removed.map(ToString::to_string).collect())
     }
 
-    /// Reads all of a session; what is not there or does not verify.
+    /// Reads a whole session and verifies it.
+    ///
+    /// Args:
+    ///     session: Session ID, or a unique prefix of it.
+    ///
+    /// Returns:
+    ///     A description of each part that is missing or corrupt; empty for a sound session.
+    ///
+    /// Raises:
+    ///     Error: There is no such session, or the depot cannot be read.
     fn verify(&self, py: Python<'_>, session: &str) -> PyResult<Vec<String>> {
         let id = self.id(py, session)?;
         Ok(self.call(py, |store| store.verify(id))?.missing)
     }
 
-    /// Writes a session to one file, or with `ds4` as the file of ds4 that it was; its bytes.
+    /// Writes a session to one file.
+    ///
+    /// Args:
+    ///     session: Session ID, or a unique prefix of it.
+    ///     path: Path of the new file.
+    ///     ds4: Write the file of ds4 that was imported, byte for byte.
+    ///
+    /// Returns:
+    ///     Size of the file in bytes.
+    ///
+    /// Raises:
+    ///     Error: There is no such session, a part is missing or corrupt, or the file cannot be
+    ///         written.
     #[pyo3(signature = (session, path, *, ds4 = false))]
     fn export(&self, py: Python<'_>, session: &str, path: PathBuf, ds4: bool) -> PyResult<u64> {
         let id = self.id(py, session)?;
@@ -340,7 +499,20 @@ impl Sessions {
         })
     }
 
-    /// Saves what `export` has written, or with `ds4` a file of ds4's; the session's name.
+    /// Saves a session from a file that `export` wrote.
+    ///
+    /// The file is verified completely before a byte is stored. Files of ds4 have no checksums, so
+    /// that only their structure is checked.
+    ///
+    /// Args:
+    ///     path: Path of the file.
+    ///     ds4: Read a file of ds4.
+    ///
+    /// Returns:
+    ///     The session ID.
+    ///
+    /// Raises:
+    ///     Error: The file is not sound, is of another model, or a part was not stored.
     #[pyo3(name = "import_file", signature = (path, *, ds4 = false))]
     fn import_file(&self, py: Python<'_>, path: PathBuf, ds4: bool) -> PyResult<String> {
         let imported = self.call(py, |store| match ds4 {
@@ -350,7 +522,16 @@ impl Sessions {
         Ok(imported.id.to_string())
     }
 
-    /// Bytes of a session's rendered text.
+    /// Returns the rendered text of a session.
+    ///
+    /// Args:
+    ///     session: Session ID, or a unique prefix of it.
+    ///
+    /// Returns:
+    ///     The text; empty if it was not saved.
+    ///
+    /// Raises:
+    ///     Error: There is no such session, or the depot cannot be read.
     fn text<'py>(&self, py: Python<'py>, session: &str) -> PyResult<Bound<'py, PyBytes>> {
         let id = self.id(py, session)?;
         let manifest = self.call(py, |store| store.manifest(id))?;

@@ -26,13 +26,13 @@ const SERVICE: &str = "unix:";
 /// What a process says of a depot that another one serves.
 const CLIENTS: [&str; 2] = ["lanes", "timeout"];
 
-/// The bytes of a size such as `64GiB`; None for what is none.
+/// Returns the bytes of a size such as `64GiB`; None for another text.
 #[pyfunction(name = "_size")]
 pub(crate) fn bytes(text: &str) -> Option<u64> {
     size::size(text)
 }
 
-/// The seconds of a duration such as `500ms`; None for what is none.
+/// Returns the seconds of a duration such as `500ms`; None for another text.
 #[pyfunction(name = "_duration")]
 pub(crate) fn seconds(text: &str) -> Option<f64> {
     size::duration(text).map(|duration| duration.as_secs_f64())
@@ -60,7 +60,7 @@ pub(crate) fn source(
     };
     let py = pipeline.py();
     if socket.is_empty() {
-        let allowed = "unix: and the path of a socket, such as unix:/run/kvdepot.sock";
+        let allowed = "unix: followed by the path of a socket, such as unix:/run/kvdepot.sock";
         return Err(errors::config(py, "pipeline", SERVICE, allowed));
     }
     let given = match settings {
@@ -73,7 +73,7 @@ pub(crate) fn source(
         .and_then(|map| map.keys().find(|name| !CLIENTS.contains(&name.as_str())))
     {
         let allowed =
-            "lanes and timeout, where another process serves the depot: set the rest there";
+            "only lanes and timeout in a client; set other options in the server";
         return Err(errors::config(py, "settings", name, allowed));
     }
     let checked = Config::new("Cache", &given).map_err(|error| errors::raise(py, error))?;
@@ -116,7 +116,7 @@ fn config(pipeline: &Bound<'_, PyAny>, settings: Option<&Bound<'_, PyAny>>) -> P
     };
     let config = match file(pipeline)? {
         Some(path) if is_socket(&path) => {
-            let allowed = format!("unix:{}, for the depot that listens there", path.display());
+            let allowed = format!("unix:{} to connect to the server of this socket", path.display());
             return Err(errors::config(py, "pipeline", path.display(), allowed));
         }
         Some(path) => read_below(&path, given).and_then(|all| Config::from_value(&all)),
@@ -135,16 +135,17 @@ fn config(pipeline: &Bound<'_, PyAny>, settings: Option<&Bound<'_, PyAny>>) -> P
     };
     config.map_err(|error| match error {
         Error::Io { path, source } => {
-            let allowed = format!("a configuration file that can be read ({source})");
+            let allowed = format!("a configuration file that this user can read ({source})");
             errors::config(py, "pipeline", path.display(), allowed)
         }
         other => errors::raise(py, other),
     })
 }
 
-/// The directory of this user's caches, which is made.
+/// Returns the directory of this user's caches, and creates it.
 ///
-/// Raises Error where there is none that can be written.
+/// Raises:
+///     Error: No such directory can be written.
 #[pyfunction]
 #[pyo3(name = "_cache_directory")]
 pub(crate) fn cache_directory(py: Python<'_>) -> PyResult<OsString> {
@@ -153,10 +154,17 @@ pub(crate) fn cache_directory(py: Python<'_>) -> PyResult<OsString> {
     Ok(found.into_os_string())
 }
 
-/// The options of a configuration file, as JSON, and whether it is UCM's, whose become kvdepot's.
-/// Those of `beside` will hold in place of them.
+/// Reads the options of a configuration file.
 ///
-/// Raises ConfigError for a file that cannot be read, and for what it says.
+/// Args:
+///     path: A configuration file of kvdepot, or of UCM, whose options are translated.
+///     beside: Options that override those of the file.
+///
+/// Returns:
+///     The options as JSON, and true for a file of UCM.
+///
+/// Raises:
+///     ConfigError: The file cannot be read, or an option is not allowed.
 #[pyfunction]
 #[pyo3(name = "_options_of_file", signature = (path, beside = None))]
 pub(crate) fn options_of_file(
@@ -198,7 +206,7 @@ pub(crate) fn neutral(field: &str, given: &Bound<'_, PyAny>) -> PyResult<Value> 
 
 fn value(field: &str, given: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
     let wrong = |allowed| errors::config(given.py(), field, errors::shown(given), allowed);
-    let refuse = || wrong("a text, number, bool, path, list or mapping");
+    let refuse = || wrong("a string, number, bool, path, list or mapping");
     if depth > DEPTH_MAX {
         return Err(refuse());
     }
@@ -225,7 +233,7 @@ fn value(field: &str, given: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value>
         let mut map = Map::new();
         for (name, inner) in items {
             let Ok(name) = name.extract::<String>() else {
-                let allowed = "options named by texts";
+                let allowed = "option names that are strings";
                 let shown = errors::shown(&name);
                 return Err(errors::config(given.py(), field, shown, allowed));
             };

@@ -10,26 +10,38 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use pyo3::{PyTraverseError, PyVisit};
 
-use crate::errors;
+use crate::errors::{self, Refused};
 use crate::memory::{Home, Place, Raw};
 use crate::pages::Pages;
 use crate::{arguments, storage, wait};
 
-/// One block for each row of `rows`. A row holds ids; of each of `ranges` a block takes the page
-/// of every id of its row, range after range. A range is a tensor or an array whose first dimension
-/// counts pages, or (address, stride, length) in bytes, whose page is `length` bytes at
-/// `address + id * stride`.
+/// Blocks that are scattered over several memory ranges, for example one page per layer.
 ///
-/// Tensors are kept alive until the task that uses their memory no longer touches it. So is
-/// `owner`, with the storage of each tensor that it is or, as a list, tuple or dictionary, has;
-/// what addresses name must stay valid as long, and must not leave that memory where it is known.
+/// A block is a row of page ids. It consists of its pages in the first range, then its pages in the
+/// second range, and so on. In a `get` or `load`, the bytes of a negative id are verified and not
+/// delivered.
 ///
-/// In a load or a get a negative id stands for bytes that are verified but not delivered.
+/// kvdepot keeps tensors and `owner` alive while a copy thread uses their memory. Memory that only
+/// addresses name must stay mapped for that time.
 ///
-/// `device` says that addresses are of the CUDA device with that number; tensors say it themselves.
-/// With `stream`, the handle of one of the device's streams, such as
-/// `torch.cuda.current_stream().cuda_stream`, what is moved waits for all that the stream has been
-/// given by the call that moves it, and the caller for nothing.
+/// Args:
+///     ranges: Tensors or arrays whose first dimension counts pages, each page contiguous. Or
+///         tuples (address, stride, length) in bytes: page `id` is the `length` bytes at `address +
+///         id * stride`.
+///     rows: Page ids, one row per block: sequences of integers, or an array of shape (blocks, ids)
+///         of 32- or 64-bit integers.
+///     owner: Object that owns the memory of the addresses: a tensor or array, or a list, tuple or
+///         dictionary of tensors. Pages outside of known memory are rejected.
+///     device: Number of the CUDA device of the addresses. Tensors have their own. Default: host
+///         memory.
+///     stream: Handle of a stream of that device, such as
+///         `torch.cuda.current_stream().cuda_stream`. Copies wait for the work that the stream
+///         received before the call; the caller continues. Default: copies do not wait for
+///         computations.
+///
+/// Raises:
+///     InputError: A range or row is unsuitable, an id is outside of a range, or ranges are on
+///         different devices.
 #[pyclass(frozen, module = "kvdepot")]
 pub(crate) struct Spans {
     described: Arc<Described>,
@@ -54,30 +66,6 @@ pub(crate) struct Described {
     /// The device that the ranges are of, and the stream that is waited for.
     pub(crate) device: Option<i32>,
     pub(crate) stream: Option<usize>,
-}
-
-/// An argument that is refused, by whoever has the interpreter.
-pub(crate) struct Refused {
-    field: String,
-    value: String,
-    allowed: &'static str,
-}
-
-impl Refused {
-    pub(crate) fn raise(self, py: Python<'_>) -> PyErr {
-        errors::input(py, self.field, self.value, self.allowed)
-    }
-}
-
-impl std::fmt::Display for Refused {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Refused {
-            field,
-            value,
-            allowed,
-        } = self;
-        write!(f, "{field}: {value} is not allowed; allowed: {allowed}")
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -135,7 +123,19 @@ impl Spans {
         Spans::of(py, ranges.into(), limits, (device, stream), rows, owners)
     }
 
-    /// The same ranges, which are not looked at again, with other rows and another stream.
+    /// Returns the same ranges with other rows and another stream.
+    ///
+    /// The ranges are not checked again, so that the call is cheaper than a new object.
+    ///
+    /// Args:
+    ///     rows: Page ids, one row per block, as in `Spans`.
+    ///     stream: Handle of a stream of the device. Default: none.
+    ///
+    /// Returns:
+    ///     The new object. It keeps the same tensors and owner.
+    ///
+    /// Raises:
+    ///     InputError: A row is unsuitable, or an id is outside of a range.
     #[pyo3(signature = (rows, stream = None))]
     fn with_rows(
         &self,
@@ -150,12 +150,18 @@ impl Spans {
         Spans::of(py, ranges, limits, (device, stream), rows, self.owners(py)?)
     }
 
-    /// Waits until no copy of kvdepot's between this process and their device is under way. After
-    /// a store that was given up, whose blocks are not stored, the device may still be read. Jobs
-    /// and tasks are waited for first: what they will ask for is not known here. False when
-    /// `timeout` seconds passed first; true at once for host memory.
+    /// Waits until kvdepot has no copies in progress between this process and the device.
+    ///
+    /// Call it before device memory is unmapped: after an abandoned store, the device may still be
+    /// read. First wait for jobs and tasks, because their later copies are unknown here.
+    ///
+    /// Args:
+    ///     timeout: Seconds to wait. Default: no limit.
+    ///
+    /// Returns:
+    ///     False if the wait timed out. Host memory returns True immediately.
     #[pyo3(signature = (timeout = None))]
-    fn rest(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+    fn synchronize(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let timeout = wait::timeout(py, timeout)?;
         let Some(device) = self.described.device.and_then(Device::opened) else {
             return Ok(true);
@@ -179,7 +185,7 @@ impl Spans {
         self.described.ends.len()
     }
 
-    /// Bytes of all blocks together.
+    /// Total size of all blocks in bytes.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.described.nbytes()
@@ -187,7 +193,7 @@ impl Spans {
 }
 
 const RANGE: &str = "(address, stride, length) in bytes, with an address and a length above zero, \
-                     or a tensor of pages that are each in one piece";
+                     or a tensor with contiguous pages";
 
 /// A range as it was given; what keeps the memory of a tensor is added to `owners`.
 fn read_range(
@@ -246,7 +252,7 @@ fn home_of_all(
                 py,
                 format!("ranges[{index}]"),
                 of(own),
-                format!("{}, as `device` or the first range says", of(home)),
+                format!("{}, as for `device` or the first range", of(home)),
             ));
         }
     }
@@ -254,7 +260,7 @@ fn home_of_all(
 }
 
 fn read_stream(py: Python<'_>, stream: Option<i128>) -> PyResult<Option<usize>> {
-    let allowed = "the handle of a stream, such as torch's cuda_stream; 0 for the default one";
+    let allowed = "the handle of a stream, such as torch's cuda_stream, or 0 for the default stream";
     let stream = stream.map(|stream| arguments::whole(py, "stream", stream, allowed));
     stream.transpose()
 }
@@ -262,7 +268,7 @@ fn read_stream(py: Python<'_>, stream: Option<i128>) -> PyResult<Option<usize>> 
 fn check_stream(py: Python<'_>, stream: Option<usize>, device: Option<i32>) -> PyResult<()> {
     match (stream, device) {
         (Some(stream), None) => {
-            let allowed = "a stream of the device that the ranges are of";
+            let allowed = "None for ranges in host memory (a stream belongs to a device)";
             Err(errors::input(py, "stream", stream, allowed))
         }
         _ => Ok(()),
@@ -287,7 +293,7 @@ fn read_rows(rows: &Bound<'_, PyAny>) -> PyResult<(Vec<i64>, Vec<usize>)> {
             py,
             field,
             errors::shown(value),
-            "rows of integers, one row a block",
+            "rows of integers, one row per block",
         )
     };
     let mut ids = Vec::new();
@@ -356,8 +362,8 @@ impl Spans {
             None => Err(errors::input(
                 py,
                 "buffers",
-                "Spans that were garbage",
-                "Spans whose owner is there",
+                "Spans that are being garbage collected",
+                "Spans whose owner still exists",
             )),
         }
     }
@@ -404,7 +410,7 @@ impl Described {
                 if beyond(high) {
                     return refuse(
                         &beyond,
-                        format!("ids below {count}, the pages of ranges[{index}]"),
+                        format!("ids below {count}, the number of pages of ranges[{index}]"),
                     );
                 }
                 std::slice::from_ref(place)
@@ -418,7 +424,7 @@ impl Described {
                             "a stride of {} for pages of {} bytes",
                             range.stride, range.len
                         ),
-                        "a stride in bytes, at least the length",
+                        "a stride in bytes that is at least the length",
                     ));
                 }
                 let Some(places) = places else { return Ok(()) };
@@ -435,7 +441,7 @@ impl Described {
         }
         let outside = |id| !places.iter().any(|place| inside(place, id));
         if self.ids.iter().any(|id| *id >= 0 && outside(*id)) {
-            let allowed = format!("ids whose page of ranges[{index}] is in its owner's memory");
+            let allowed = format!("ids whose page of ranges[{index}] is in the memory of its owner");
             return refuse(&outside, allowed);
         }
         Ok(())
@@ -458,7 +464,7 @@ impl Described {
                             return Err(Refused {
                                 field: format!("rows[{row}]"),
                                 value: id.to_string(),
-                                allowed: "ids from 0 (negative ones only where bytes are delivered)",
+                                allowed: "ids of 0 or more (negative ids only in destinations)",
                             });
                         }
                         (id, _) => range.piece(row, id)?,
@@ -491,8 +497,8 @@ impl Described {
             None => Err(errors::input(
                 py,
                 "rows",
-                format!("negative ids that stand for {bytes} bytes"),
-                "as many as memory can be had for",
+                format!("negative ids for {bytes} bytes"),
+                "at most as many as fit into memory",
             )),
         }
     }
@@ -522,7 +528,7 @@ impl Range {
             _ => Err(Refused {
                 field: format!("rows[{row}]"),
                 value: id.to_string(),
-                allowed: "ids whose memory has an address",
+                allowed: "ids whose page has a valid address",
             }),
         }
     }

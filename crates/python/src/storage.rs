@@ -45,7 +45,7 @@ pub(crate) fn keep(
         return Ok(());
     };
     if len > 0 && matches!(holds(&storage, addr, len), Ok(false)) {
-        return Err("a tensor that was given other memory meanwhile".into());
+        return Err("a tensor whose memory was replaced during the call".into());
     }
     kept.push(storage.unbind());
     Ok(())

@@ -14,8 +14,9 @@ use crate::handle::{Handle, Owned};
 use crate::keys::Tokens;
 use crate::{buffers, errors, keep, wait};
 
-/// A session that is written while nobody knows yet how long it gets. As a context manager it ends
-/// with `commit`, or leaves nothing.
+/// A session that is written while its length is unknown.
+///
+/// A context manager: leaving the block without `commit` removes the parts.
 #[pyclass(frozen, module = "kvdepot.sessions")]
 pub(crate) struct Stream(Owned<Mutex<StoreStream>>);
 
@@ -46,7 +47,7 @@ impl Stream {
 
 #[pymethods]
 impl Stream {
-    /// Tokens of the beginning whose rows are there: rows are wanted from this one on.
+    /// Number of leading tokens whose rows are stored. Append rows from this token on.
     #[getter]
     fn cached_tokens(&self, py: Python<'_>) -> PyResult<usize> {
         self.look(py, StoreStream::cached_tokens)
@@ -59,23 +60,30 @@ impl Stream {
         PyList::new(py, tokens)
     }
 
-    /// Tokens up to the end of the piece that is being filled.
+    /// Tokens until the end of the present piece.
     #[getter]
     fn room(&self, py: Python<'_>) -> PyResult<usize> {
         self.look(py, StoreStream::room)
     }
 
-    /// Bytes that were stored so far, or are on their way.
+    /// Bytes that are stored, or being stored.
     #[getter]
     fn bytes_written(&self, py: Python<'_>) -> PyResult<u64> {
         self.look(py, StoreStream::bytes_written)
     }
 
-    /// Adds tokens and their rows, in their order, in as many buffers as there are. A chunk that
-    /// goes beyond `room` needs as many bytes for each token; one that does not may be laid out in
-    /// any way that is read again. The memory is the caller's again when this returns.
+    /// Adds tokens and their rows.
     ///
-    /// Raises InputError, and the stream goes on; after any other error nothing can be added.
+    /// A chunk inside a piece may have any layout. A chunk that exceeds `room` is split, and needs
+    /// equal bytes per token. The memory may be reused when the call returns.
+    ///
+    /// Args:
+    ///     tokens: The next tokens.
+    ///     rows: Memory with their rows, in one or several buffers.
+    ///
+    /// Raises:
+    ///     InputError: An argument is unsuitable. The stream can continue.
+    ///     Error: A part was not stored. The stream has ended, and its parts are removed.
     fn append(&self, py: Python<'_>, tokens: Tokens, rows: &Bound<'_, PyAny>) -> PyResult<()> {
         let parsed = buffers::parse(rows, false)?;
         let all: Vec<Buffer> = (0..parsed.blocks.len())
@@ -87,10 +95,22 @@ impl Stream {
         appended
     }
 
-    /// Makes it a session; the arguments are those of `Sessions.save`.
+    /// Stores the rest and makes the stream a session.
     ///
-    /// Raises InputError, and the stream goes on; after any other error there is no such session,
-    /// and nothing is left of it.
+    /// Args:
+    ///     text: Rendered text of the tokens, for `lookup_text`.
+    ///     reason: Cause of the save, one of `kvdepot.sessions.REASONS`.
+    ///     context_tokens: Context size of the engine, in tokens.
+    ///     objects: Parts that do not grow with the tokens, by name.
+    ///     note: Any text.
+    ///     created: Time of the save in seconds since 1970. Default: now.
+    ///
+    /// Returns:
+    ///     A dictionary, as `Sessions.save`.
+    ///
+    /// Raises:
+    ///     InputError: An argument is unsuitable. The stream can continue.
+    ///     Error: A part was not stored. The stream has ended, and its parts are removed.
     #[pyo3(
         signature = (**told),
         text_signature = "($self, *, text=None, reason='asked', context_tokens=0, objects=None, \
@@ -107,7 +127,10 @@ impl Stream {
         checkpoint::saved(py, &saved?)
     }
 
-    /// Ends it without a session, and removes what it has stored and no session names.
+    /// Ends the stream without a session, and removes its parts that no session names.
+    ///
+    /// Raises:
+    ///     Error: The depot cannot be read. Parts that remain are ordinary blocks.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         self.call(py, StoreStream::abort)
     }
@@ -163,11 +186,11 @@ pub(crate) fn write_chunks(
             let parsed = buffers::parse(one.as_any(), false).map_err(wrong)?;
             let pieces = parsed.blocks.pieces(0);
             if !pieces.iter().all(Buffer::is_memory) {
-                let allowed = "memory of this process";
+                let allowed = "host memory";
                 return Err(wrong(errors::input(
                     py,
                     "chunks",
-                    "a device's memory",
+                    "device memory",
                     allowed,
                 )));
             }

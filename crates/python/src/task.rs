@@ -11,8 +11,10 @@ use pyo3::{PyTraverseError, PyVisit};
 use crate::keep::Keep;
 use crate::{errors, wait};
 
-/// A put or get under way. Dropping it does not cancel it, and the buffers stay alive until they
-/// are no longer touched.
+/// A call in progress: a put, get, lookup or prefetch.
+///
+/// Dropping the task does not cancel it. kvdepot keeps the buffers alive while a copy thread uses
+/// them.
 #[pyclass(frozen, module = "kvdepot")]
 pub(crate) struct Task {
     task: StoreTask,
@@ -44,7 +46,7 @@ impl Task {
         if self.origin.is_here() {
             return Ok(());
         }
-        let word = ": the task belongs to the process this one was forked from";
+        let word = ": the task was started before this process was forked";
         Err(errors::raise(py, Error::Closed(word)))
     }
 
@@ -69,10 +71,20 @@ impl Task {
 
 #[pymethods]
 impl Task {
-    /// Waits until every key has its outcome and answers one bool a key: a put's block is
-    /// acknowledged, a get's buffer is filled. Works after `close`.
+    /// Waits until every key has its outcome.
     ///
-    /// Raises TimeoutError after `timeout` seconds; the task goes on.
+    /// An outcome is true when a put's block is acknowledged, a get's buffer is filled, a lookup
+    /// has found the block, or a prefetched block is in the first tier. The call also works after
+    /// `close`.
+    ///
+    /// Args:
+    ///     timeout: Seconds to wait. Default: no limit.
+    ///
+    /// Returns:
+    ///     One bool per key; `errors` has the reason for each False.
+    ///
+    /// Raises:
+    ///     TimeoutError: The wait timed out. The task continues.
     #[pyo3(signature = (timeout = None))]
     fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyList>> {
         let reached = |slice| self.task.wait(Some(slice)).is_ok();
@@ -80,8 +92,12 @@ impl Task {
         self.ended(py)
     }
 
-    /// `await task` in a coroutine of asyncio: as `wait`. What cancels the coroutine does not
-    /// cancel the task.
+    /// Waits in a coroutine of asyncio until every key has its outcome: `outcomes = await task`.
+    ///
+    /// Cancelling the coroutine does not cancel the task.
+    ///
+    /// Returns:
+    ///     One bool per key, as `wait`.
     fn __await__<'py>(slf: &Bound<'py, Task>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
         slf.get().check_process(py)?;
@@ -89,16 +105,20 @@ impl Task {
         wait.call1((slf,))?.call_method0("__await__")
     }
 
-    /// Waits until the buffers are no longer touched: an engine may use them again.
+    /// Waits until kvdepot has stopped using the buffers, so that the caller may reuse them.
     ///
-    /// Raises TimeoutError after `timeout` seconds; the task goes on.
+    /// Args:
+    ///     timeout: Seconds to wait. Default: no limit.
+    ///
+    /// Raises:
+    ///     TimeoutError: The wait timed out. The task continues.
     #[pyo3(signature = (timeout = None))]
     fn wait_released(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let reached = |slice| self.task.wait_released(Some(slice)).is_ok();
         self.reach(py, timeout, "the release of the buffers", reached)
     }
 
-    /// Whether every key has its outcome.
+    /// True when every key has its outcome.
     #[getter]
     fn done(&self, py: Python<'_>) -> bool {
         let done = self.task.is_done();
@@ -108,8 +128,10 @@ impl Task {
         done
     }
 
-    /// Why each key is false: miss, corrupt, length, full, dropped, declined, closed; None for
-    /// success, and pending before the outcome is known.
+    /// The reason for each key, in the order of the keys.
+    ///
+    /// None means success. The reasons are "pending" (unknown yet), "miss", "corrupt", "length",
+    /// "full", "dropped", "declined" and "closed" (docs/errors.md).
     #[getter]
     fn errors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let outcomes = self.task.outcomes();
@@ -137,7 +159,7 @@ impl Task {
         let done = if self.task.is_done() {
             "done"
         } else {
-            "under way"
+            "in progress"
         };
         format!("<kvdepot.Task of {} keys, {done}>", self.__len__())
     }

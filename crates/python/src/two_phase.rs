@@ -9,7 +9,7 @@ use pyo3::types::PyBytes;
 
 use crate::handle::Handle;
 
-/// A published block that stays where it is until it is unpinned, or this object is dropped.
+/// A published block that stays in place until it is unpinned or this object is dropped.
 #[pyclass(frozen, module = "kvdepot")]
 pub(crate) struct Pin {
     pin: StorePin,
@@ -53,25 +53,27 @@ impl Drop for Pin {
 
 #[pymethods]
 impl Pin {
-    /// Where the bytes are, for a mover: opaque, and valid while the pin is.
+    /// Location of the block, for `Mover.load` and `Mover.verify`.
+    ///
+    /// Opaque bytes, valid until the pin ends.
     #[getter]
     fn placement<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.pin.placement())
     }
 
-    /// The name of the tier that has the block.
+    /// Name of the tier that has the block.
     #[getter]
     fn tier(&self) -> &'static str {
         self.pin.tier()
     }
 
-    /// The block's key.
+    /// The 32-byte key of the block.
     #[getter]
     fn key<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.pin.key().0)
     }
 
-    /// Bytes of the block.
+    /// Size of the block in bytes.
     #[getter]
     fn length(&self) -> u64 {
         self.pin.bytes()
@@ -88,9 +90,10 @@ impl Pin {
     }
 }
 
-/// Room for a block that nobody sees before it is committed. Once its placement was asked for,
-/// only commit and abort end a reservation: dropping this object does not give the room back,
-/// because a mover may still write there.
+/// Space for a block that becomes visible with its commit.
+///
+/// After `placement` was read, only `commit` or `abort` ends the reservation, because a mover may
+/// still write. Otherwise it also ends when this object is dropped.
 #[pyclass(frozen, module = "kvdepot")]
 pub(crate) struct Reservation {
     reservation: StoreReservation,
@@ -152,26 +155,28 @@ impl Drop for Reservation {
 
 #[pymethods]
 impl Reservation {
-    /// Where the bytes go, for a mover: opaque, and valid until commit or abort.
+    /// Location of the block, for `Mover.store` and `Mover.digest`.
+    ///
+    /// Opaque bytes, valid until commit or abort.
     #[getter]
     fn placement<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         self.known.store(true, Ordering::Release);
         PyBytes::new(py, &self.reservation.placement())
     }
 
-    /// The block's key.
+    /// The 32-byte key of the block.
     #[getter]
     fn key<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.reservation.key().0)
     }
 
-    /// Bytes of the block.
+    /// Size of the block in bytes.
     #[getter]
     fn length(&self) -> u64 {
         self.length
     }
 
-    /// Parts that the commit needs checksums of.
+    /// Number of parts: the number of checksums that `commit` requires.
     #[getter]
     fn parts(&self) -> usize {
         self.part_count()

@@ -21,7 +21,7 @@ impl View {
         let view = Self::filled(object)?;
         match view.0.suboffsets.is_null() {
             true => Ok(view),
-            false => Err(PyBufferError::new_err("elements behind pointers")),
+            false => Err(PyBufferError::new_err("the elements are pointers")),
         }
     }
 
@@ -63,7 +63,7 @@ impl View {
         let view = View(view);
         if has_pointers(view.format()) {
             let format = String::from_utf8_lossy(view.format());
-            let text = format!("elements with pointers (format {format})");
+            let text = format!("elements that contain pointers (format {format})");
             return Err(PyBufferError::new_err(text));
         }
         Ok(view)

@@ -23,7 +23,7 @@ pub(crate) fn timeout(py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<D
             py,
             "timeout",
             seconds,
-            "seconds from 0, or None for no limit",
+            "seconds, 0 or more, or None for no limit",
         )),
         // More than a Duration holds is no limit either.
         Some(seconds) => Ok(Duration::try_from_secs_f64(seconds).ok()),

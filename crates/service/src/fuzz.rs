@@ -9,7 +9,7 @@ use crate::frame::verbs::{Grant, Move, again};
 use crate::frame::{Frame, Out};
 use crate::line::incoming::Incoming;
 
-/// What was read of some bytes, for a count of what a run has reached.
+/// Returns the number of frames that were read from any bytes.
 pub fn frames(bytes: &[u8]) -> usize {
     let _request = read_request(bytes);
     let _placement = placement::decode(bytes);

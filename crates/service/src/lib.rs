@@ -1,13 +1,51 @@
-//! Other processes of the host work for the owner: it hands them descriptors of its media over a
-//! Unix socket (file mode, peer credentials checked), and no byte of a block crosses that socket.
+//! Depots for several processes of a host: server, client and worker.
 //!
-//! Five rooms, each of which knows those before it. `frame` is what is said: how a process attaches
-//! (`hello`), and every call, answer and step of a task, declared once (`verbs`). `line` is the
-//! connection that both sides have: what comes, what waits to be sent, and how much may be under
-//! way. A *mover* (`mover`) moves what its engine's scheduler tells it, by placements (`placement`)
-//! that travel the engine's own way. A *client* (`client`) is a depot by itself: its calls are
-//! answered by the owner, its puts and gets are the owner's tasks, whose bytes its own lanes move.
-//! The owner's end is `server`, which knows neither.
+//! The server ([`open`]) has the tiers and their index. Other processes of the host attach to its
+//! Unix socket in one of two ways:
+//!
+//! | kind | starts with | use |
+//! | --- | --- | --- |
+//! | client | [`connect`] | a [`Depot`] with all operations; its own copy threads move the bytes |
+//! | worker | [`Mover`] | copies the bytes of placements that the scheduler of an engine sends |
+//!
+//! Attached processes receive descriptors of the media. So block bytes never cross the socket. The
+//! server checks the mode of the socket file and the credentials of each peer.
+//!
+//! # Examples
+//!
+//! ```
+//! use kvdepot_store::{Config, Key, NamespaceSpec};
+//! use serde_json::json;
+//!
+//! let dir = tempfile::tempdir()?;
+//! let socket = dir.path().join("depot.sock");
+//! let settings = json!({"cache": {"capacity": "1MiB"}, "socket": socket});
+//! let depot = kvdepot_service::open(&Config::new("Cache", &settings)?)?;
+//!
+//! // In another process:
+//! let client = kvdepot_service::connect(&socket, Some(1))?;
+//! let blocks = client.namespace(&NamespaceSpec {
+//!     model: "llama-3-8b".into(),
+//!     dtype: "bfloat16".into(),
+//!     block_tokens: 16,
+//!     ..NamespaceSpec::default()
+//! })?;
+//! assert_eq!(blocks.contains(&[Key([1; 32])])?, [false]);
+//! client.close();
+//! depot.close();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Structure
+//!
+//! Modules depend only on modules before them in this list:
+//!
+//! * `frame`: handshake (`hello`), and the requests and responses (`verbs`).
+//! * `line`: connection of both sides: incoming frames, outgoing queue, and limits of requests in
+//!   flight.
+//! * `mover`: worker, which copies the bytes of placements.
+//! * `client`: depot of an attached process; the server performs its calls.
+//! * `server`: server, which uses neither worker nor client.
 
 #![forbid(unsafe_code)]
 
@@ -31,18 +69,36 @@ pub use mover::Mover;
 pub use mover::job::MoveJob;
 use server::Server;
 
-/// As [`Depot::open`], and lets other processes of the host in where the configuration says
-/// (`socket`).
+/// Opens a depot like [`Depot::open`], and serves it to other processes of the host.
+///
+/// The option `socket` selects the socket; `off` opens the depot without a server. The server runs
+/// until the depot is closed.
 ///
 /// # Errors
-/// Those of [`Depot::open`], and [`Error::Config`] for a socket that cannot be made.
+///
+/// Those of [`Depot::open`], and [`Error::Config`] if the socket cannot be created.
+///
+/// # Examples
+///
+/// ```
+/// use kvdepot_store::Config;
+/// use serde_json::json;
+///
+/// let dir = tempfile::tempdir()?;
+/// let socket = dir.path().join("depot.sock");
+/// let settings = json!({"cache": {"capacity": "1MiB"}, "socket": socket});
+/// let depot = kvdepot_service::open(&Config::new("Cache", &settings)?)?;
+/// assert_eq!(depot.socket(), Some(socket));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn open(config: &Config) -> Result<Depot, Error> {
     Ok(start(config)?.keep())
 }
 
-/// As [`Depot::start`], and lets other processes of the host in.
+/// Opens a depot like [`Depot::start`], and serves it to other processes of the host.
 ///
 /// # Errors
+///
 /// Those of [`open`], and [`Error::Interrupted`].
 pub fn start(config: &Config) -> Result<Started, Error> {
     // Before anything costs time, memory or room on a disk.
@@ -53,29 +109,56 @@ pub fn start(config: &Config) -> Result<Started, Error> {
     })
 }
 
-/// Refuses what [`open`] would refuse of a configuration, as [`Config::check`] does.
+/// Checks whether [`open`] would succeed on this machine now, like [`Config::check`].
 ///
 /// # Errors
-/// Those of [`open`], but for [`Error::Locked`].
+///
+/// Those of [`open`] except [`Error::Locked`].
 pub fn check(config: &Config) -> Result<(), Error> {
     config.check()?;
     Server::check(config)
 }
 
-/// Uses a depot that another process of this host serves at `socket`: its index answers, and
-/// `lanes` threads of this process move the bytes. When the owner goes away, every key is a
-/// miss and nothing is stored until one listens there again.
+/// Connects to a depot that another process of this host serves at `socket`.
+///
+/// The index of the server answers the calls, and `lanes` copy threads of this process move the
+/// bytes. `None` selects `lanes` of the server's configuration, or
+/// [`default_lanes`](kvdepot_store::config::default_lanes). While no server listens, every key is a
+/// miss and puts are not stored. The client reconnects automatically.
 ///
 /// # Errors
-/// [`Error::Peer`] when nobody answers there, or with a refusal.
+///
+/// [`Error::Peer`] if no server listens at `socket`, or if it rejects the client.
+///
+/// # Examples
+///
+/// ```
+/// use kvdepot_store::Config;
+/// use serde_json::json;
+///
+/// let dir = tempfile::tempdir()?;
+/// let socket = dir.path().join("depot.sock");
+/// let settings = json!({"cache": {"capacity": "1MiB"}, "socket": socket});
+/// let depot = kvdepot_service::open(&Config::new("Cache", &settings)?)?;
+///
+/// // In another process:
+/// let client = kvdepot_service::connect(&socket, Some(1))?;
+/// assert!(client.is_served() && client.is_connected());
+/// assert_eq!(client.tiers(), ["Cache"]);
+/// # client.close();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn connect(socket: &Path, lanes: Option<usize>) -> Result<Depot, Error> {
     connect_within(socket, lanes, None)
 }
 
-/// As [`connect`], with the longest wait for the owner's answer to a call: an owner that takes
-/// longer is taken for one that is gone. Without it the owner's `timeout` holds.
+/// Connects to a depot like [`connect`], with a time-out for calls.
+///
+/// If the server does not respond to a call within `timeout`, the client treats it as dead. `None`
+/// selects the server's `timeout`.
 ///
 /// # Errors
+///
 /// Those of [`connect`].
 pub fn connect_within(
     socket: &Path,

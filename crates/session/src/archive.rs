@@ -23,15 +23,16 @@ const VERSION: u32 = 1;
 const HEAD: usize = 24;
 const SUM: usize = 32;
 
-/// What an import has brought.
+/// Result of an import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Imported {
-    /// The session's name here.
+    /// ID of the imported session in this depot.
     pub id: Id,
-    /// Its tokens.
+    /// Number of tokens of the session.
     pub tokens: usize,
-    /// Bytes of pieces and objects that were read.
+    /// Size of the imported session, in bytes. [`import`] counts pieces and objects,
+    /// [`import_ds4`](crate::import_ds4) the payload of the file.
     pub bytes: u64,
 }
 
@@ -49,11 +50,15 @@ impl<R: Read> Summed<R> {
     }
 }
 
-/// Writes a session to a file; its bytes. Nothing is left where that fails.
+/// Writes the session `id` to the file `to`, in the format of [`file`](crate::file).
+///
+/// Returns the size of the file in bytes. If the export fails, it leaves no file.
 ///
 /// # Errors
-/// [`Error::Unknown`], [`Error::Malformed`] where a part of the session is not there, and those of
-/// the file.
+/// * [`Error::Unknown`] if there is no session `id`.
+/// * [`Error::Malformed`] if a part of the session is missing or fails checksum verification.
+/// * [`Error::Io`] if the file cannot be written.
+/// * [`Error::Depot`] if the depot fails.
 pub fn export(sessions: &Sessions, id: Id, to: &Path) -> Result<u64, Error> {
     let manifest = sessions.manifest(id)?;
     let (mover, about) = (
@@ -86,10 +91,7 @@ pub(crate) fn one(
     let bytes = read.into_iter().next().flatten();
     bytes.ok_or_else(|| {
         sessions.index.write().gone(id);
-        Error::malformed(
-            format!("session {id}"),
-            "a part of it is not there, or does not verify",
-        )
+        Error::malformed(format!("session {id}"), "a part is missing or corrupt")
     })
 }
 
@@ -129,19 +131,19 @@ impl<R: Read + Seek> Archive<'_, R> {
         let u32_at =
             |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap_or_default());
         if head[..8] != MAGIC[..] {
-            return Err(wrong("it is no session"));
+            return Err(wrong("it is not a session file"));
         }
         if u32_at(8) != VERSION {
-            return Err(wrong("it is of another version"));
+            return Err(wrong("this release does not support its format version"));
         }
         file.rewind().map_err(io(path))?;
         if !is_whole(&mut file, len).map_err(|error| cut(path, error))? {
-            return Err(wrong("its bytes have changed, or it is cut"));
+            return Err(wrong("it is corrupt or truncated"));
         }
         file.seek(SeekFrom::Start(HEAD as u64)).map_err(io(path))?;
         let encoded = u64::from_le_bytes(head[16..].try_into().unwrap_or_default());
         if encoded > MANIFEST_MAX.min(len) {
-            return Err(wrong("its manifest is longer than it may be"));
+            return Err(wrong("its manifest is too long"));
         }
         let mut input = Summed {
             inner: BufReader::with_capacity(1 << 20, file),
@@ -153,7 +155,7 @@ impl<R: Read + Seek> Archive<'_, R> {
         input.take(&mut bytes).map_err(|error| cut(path, error))?;
         let manifest = Manifest::decode(&bytes)?;
         if manifest.bytes() + encoded + (HEAD + SUM) as u64 != len {
-            return Err(wrong("its length is not that of its parts"));
+            return Err(wrong("its length does not match its parts"));
         }
         Ok(Archive {
             path,
@@ -166,7 +168,7 @@ impl<R: Read + Seek> Archive<'_, R> {
 fn cut(path: &Path, error: std::io::Error) -> Error {
     match error.kind() {
         std::io::ErrorKind::UnexpectedEof => {
-            Error::malformed(path.display().to_string(), "it is cut")
+            Error::malformed(path.display().to_string(), "it is truncated")
         }
         _ => io(path)(error),
     }
@@ -183,10 +185,13 @@ pub(crate) fn is_first_version(path: &Path) -> Result<bool, Error> {
     }
 }
 
-/// What a file of either version says of itself. One of version 1 is read whole for it.
+/// Returns the description of a session file of version 1 or 2.
+///
+/// A file of version 1 is read completely for this.
 ///
 /// # Errors
-/// [`Error::Malformed`] for what is none, is cut or has changed.
+/// * [`Error::Malformed`] if `from` is not a session file, is truncated, or has changed.
+/// * [`Error::Io`] if the file cannot be read.
 pub fn look(from: &Path) -> Result<About, Error> {
     if is_first_version(from)? {
         return Ok(Archive::open(from)?.manifest.into());
@@ -195,11 +200,17 @@ pub fn look(from: &Path) -> Result<About, Error> {
     Ok(SessionFile::open(&mover, from)?.about().clone())
 }
 
-/// Reads a session from a file of either version, and saves it, to the bit.
+/// Saves the session in the file `from`, of version 1 or 2, to a depot, bit for bit.
+///
+/// The whole file is verified before the first byte is stored. The session replaces one with the
+/// same tokens.
 ///
 /// # Errors
-/// [`Error::Malformed`] for what is none, is cut or has changed; [`Error::Input`] for one that
-/// these sessions cannot use; [`Error::NotStored`].
+/// * [`Error::Malformed`] if `from` is not a session file, is truncated, or has changed.
+/// * [`Error::Input`] if the session belongs to another namespace, or is not cut by tokens, or if a
+///   part is larger than 1 GiB or the session too large for the depot.
+/// * [`Error::NotStored`] if the depot did not store a part.
+/// * [`Error::Io`] if the file cannot be read, and [`Error::Depot`] if the depot fails.
 pub fn import(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
     if is_first_version(from)? {
         return import_first(sessions, from);
@@ -209,20 +220,20 @@ pub fn import(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
     let about = file.about();
     refuse_others(sessions, about)?;
     if about.piece_bytes.is_empty() {
-        let allowed = "a session whose rows are cut by its tokens: others are kept as files";
+        let allowed = "a session whose rows are cut by tokens; keep other sessions as files";
         return Err(Error::input("file", from.display(), allowed));
     }
     if let Some(bytes) = about.members().find(|bytes| *bytes > PART_MAX) {
-        let allowed = "pieces and objects of 1GiB at most";
+        let allowed = "pieces and objects of at most 1GiB";
         return Err(Error::input(
             "file",
-            format!("{bytes} bytes of a part"),
+            format!("a part of {bytes} bytes"),
             allowed,
         ));
     }
     // All of it is looked at before a byte is stored.
     if let Some(bad) = file.verify()?.missing.first() {
-        let reason = format!("{bad} does not verify");
+        let reason = format!("{bad} fails checksum verification");
         return Err(Error::malformed(from.display().to_string(), reason));
     }
     check_size(sessions.size_max(), about.members())?;
@@ -251,7 +262,8 @@ pub fn import(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
         }
     }
     let end = links.last().copied();
-    let end = end.ok_or_else(|| Error::malformed(from.display().to_string(), "no tokens"))?;
+    let end =
+        end.ok_or_else(|| Error::malformed(from.display().to_string(), "it has no tokens"))?;
     for (at, object) in manifest.objects.iter_mut().enumerate() {
         let block = take(links.len() + at, object.bytes)?;
         object.sum = *blake3::hash(&block).as_bytes();
@@ -293,7 +305,10 @@ fn import_first(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
     check_size(sessions.size_max(), all)?;
     let before = sessions.index.read().same(&manifest.tokens);
     let links = manifest.links();
-    let end = links.last().copied().ok_or_else(|| wrong("no tokens"))?;
+    let end = links
+        .last()
+        .copied()
+        .ok_or_else(|| wrong("it has no tokens"))?;
     let mut take = |bytes: u64| {
         let mut block = room(bytes, path)?;
         block.resize(bytes as usize, 0);
@@ -309,7 +324,7 @@ fn import_first(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
             .find(|(other, _)| *other as usize == at);
         let named = links[at].variant(blake3::hash(&block).as_bytes());
         if said.is_some_and(|(_, key)| *key != named.0) {
-            return Err(wrong("a piece has another key than it says"));
+            return Err(wrong("the key of a piece does not match its tokens"));
         }
         let key = match said {
             // It stays one that nobody else's can take the place of.
@@ -324,7 +339,7 @@ fn import_first(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
     for object in &manifest.objects {
         let block = take(object.bytes)?;
         if *blake3::hash(&block).as_bytes() != object.sum {
-            return Err(wrong("an object has other bytes than it says"));
+            return Err(wrong("an object fails checksum verification"));
         }
         put_object(sessions, end, object, block)?;
     }
@@ -333,7 +348,7 @@ fn import_first(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
     let read = input.inner.read_exact(&mut said);
     read.map_err(|error| cut(path, error))?;
     if *input.hasher.finalize().as_bytes() != said {
-        return Err(wrong("it has changed while it was read"));
+        return Err(wrong("it changed while it was being read"));
     }
     finish(sessions, end, &manifest, &before)
 }
@@ -367,9 +382,9 @@ fn refuse_others(sessions: &Sessions, about: &About) -> Result<(), Error> {
         true => Ok(()),
         false => Err(Error::input(
             "session",
-            format!("one of namespace {}", about.namespace()),
+            format!("a session of namespace {}", about.namespace()),
             format!(
-                "those of {}: same model, weights, layout and piece",
+                "sessions of namespace {} (same model, weights, layout and piece size)",
                 sessions.pieces.id()
             ),
         )),

@@ -7,77 +7,78 @@ use std::sync::Arc;
 use kvdepot_store::Outcome;
 use rustix::io::Errno;
 
-/// Why a session was not saved, found or restored.
+/// Reason of a failed operation on sessions.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A wrong argument, found before a byte moved.
-    #[error("{field}: {value} is not allowed: {allowed}")]
+    /// An argument that is not allowed. Nothing was moved or stored.
+    #[error("{field}: {value} is not allowed; allowed: {allowed}")]
     Input {
-        /// What was wrong.
+        /// Name of the argument.
         field: String,
-        /// What it was.
+        /// Value of the argument.
         value: String,
-        /// What it may be.
+        /// Allowed values.
         allowed: String,
     },
-    /// The depot's.
+    /// An error of the depot.
     #[error(transparent)]
     Depot(#[from] kvdepot_store::Error),
-    /// A part of a session was not stored. The session is not there; what was stored of it are
-    /// blocks that the next save of the same tokens finds.
+    /// A part of a session was not stored, and the session does not exist. The parts that were
+    /// stored remain as blocks, which the next save of the same tokens finds.
     #[error("{what} was not stored: {}", .outcome.reason().unwrap_or("unknown"))]
     NotStored {
-        /// Which part.
+        /// The part that was not stored.
         what: String,
-        /// What became of it.
+        /// Outcome that the depot reported for the part.
         outcome: Outcome,
     },
-    /// A serializer has written more or fewer bytes than were predicted. The session is not there,
-    /// and nothing is left of it.
+    /// A serializer wrote more or fewer bytes than predicted. The session does not exist, and its
+    /// parts were removed.
     #[error(
-        "the rows have {written} bytes{}, {predicted} were predicted: nothing was saved",
+        "the engine wrote {written} bytes of rows{}, but {predicted} were expected; nothing was \
+         saved",
         if written > predicted { " or more" } else { "" }
     )]
     Predicted {
-        /// Bytes that there were to be.
+        /// Predicted size of the rows, in bytes.
         predicted: u64,
-        /// Bytes that came.
+        /// Bytes that the serializer wrote.
         written: u64,
     },
-    /// A save in the background has no room in memory.
-    #[error("{wanted} bytes are wanted in memory, where {used} of {most} are used")]
+    /// A background save did not get enough memory.
+    #[error("not enough memory for the save: {wanted} bytes requested, {used} of {most} in use")]
     NoRoom {
-        /// Bytes that it wants.
+        /// Memory that the save requested, in bytes.
         wanted: u64,
-        /// Bytes that others have.
+        /// Memory that other saves use, in bytes.
         used: u64,
-        /// Bytes that all may have.
+        /// Limit for all saves together, in bytes.
         most: u64,
     },
-    /// A save in the background that was given up: nothing is left of it.
+    /// A background save was cancelled. Its parts were removed.
     #[error("the save was cancelled")]
     Cancelled,
-    /// What went wrong in the background.
+    /// Error of a background save.
     #[error(transparent)]
     Background(Arc<Error>),
-    /// No session has this name.
-    #[error("there is no session {0}")]
+    /// There is no session with this ID.
+    #[error("no session {0}")]
     Unknown(String),
-    /// A manifest or an archive that is none, or not whole.
+    /// A manifest, session or file that is damaged, incomplete or of another format.
     #[error("{what}: {reason}")]
     Malformed {
-        /// Which.
+        /// The damaged object, for example the path of a file.
         what: String,
-        /// What is wrong with it.
+        /// Description of the damage.
         reason: String,
     },
-    /// A file.
+    /// A file operation failed.
     #[error("{path}: {source}")]
     Io {
-        /// Which.
+        /// Path of the file.
         path: String,
-        /// What the system says.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 }

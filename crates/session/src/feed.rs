@@ -168,7 +168,7 @@ impl Feed {
         let before = self.sessions.index.read().same(checkpoint.tokens);
         let end = self
             .end()
-            .ok_or_else(|| Error::input("tokens", "none", "at least one"))?;
+            .ok_or_else(|| Error::input("tokens", "none", "at least one token"))?;
         let pieces = std::mem::take(&mut self.pieces);
         let keys = pieces.keys.clone();
         let saved = self
@@ -206,7 +206,7 @@ impl Feed {
 impl Drop for Feed {
     fn drop(&mut self) {
         if let Err(error) = self.end_unnamed() {
-            tracing::warn!(%error, "pieces of a save that has failed are left");
+            tracing::warn!(%error, "cannot delete the blocks of a failed save");
         }
     }
 }

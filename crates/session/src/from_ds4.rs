@@ -81,10 +81,17 @@ fn fill(file: &mut File, base: u64, ranges: &[Range<u64>], bytes: &[u8]) -> std:
     Ok(())
 }
 
-/// Saves a ds4 file as a session.
+/// Saves a file of ds4 as an exact session, so that [`export_ds4`] can write it again byte for
+/// byte.
+///
+/// Pieces hold the token IDs, compressed rows and index rows. The rest of the payload, the head and
+/// the trailer are objects. The name of the file becomes the note of the session.
 ///
 /// # Errors
-/// [`Error::Malformed`] for a file that is none, [`Error::NotStored`], and those of the file.
+/// * [`Error::Malformed`] if `from` is not a file of ds4 that [`ds4`] knows, or if its text exceeds
+///   64 MiB or its trailer 1 GiB.
+/// * [`Error::NotStored`] if the depot did not store a part.
+/// * [`Error::Io`] if the file cannot be read, and [`Error::Depot`] if the depot fails.
 pub fn import_ds4(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
     let (wrong, io) = (wrong(from), io(from));
     let (mut file, _) = open_file(from)?;
@@ -144,24 +151,29 @@ pub fn import_ds4(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
     })
 }
 
-/// Writes a session that was ds4's as its file; its bytes. Nothing is left where that fails.
+/// Writes the session `id`, which came from ds4, to the file `to` in ds4's format.
+///
+/// Returns the size of the file in bytes. If the export fails, it leaves no file.
 ///
 /// # Errors
-/// [`Error::Unknown`], [`Error::Malformed`] for a session of another engine or one that is not
-/// whole, and those of the file.
+/// * [`Error::Unknown`] if there is no session `id`.
+/// * [`Error::Malformed`] if the session is incomplete or of another engine.
+/// * [`Error::Io`] if the file cannot be written, and [`Error::Depot`] if the depot fails.
 pub fn export_ds4(sessions: &Sessions, id: Id, to: &Path) -> Result<u64, Error> {
     let manifest = sessions.manifest(id)?;
     let refused = |reason: &str| Error::malformed(format!("session {id}"), reason);
     let part = |name: &str| object(sessions, (id, &manifest), name);
-    let head = part(HEAD)?.ok_or_else(|| refused("it was not ds4's"))?;
-    let head: [u8; HEAD_LEN] = head.try_into().map_err(|_| refused("its head is none"))?;
+    let head = part(HEAD)?.ok_or_else(|| refused("it was not imported from ds4"))?;
+    let head: [u8; HEAD_LEN] = head
+        .try_into()
+        .map_err(|_| refused("its ds4 head is not valid"))?;
     let head = Head::decode(&head).map_err(wrong(to))?;
-    let rest = part(REST)?.ok_or_else(|| refused("it is not whole"))?;
+    let rest = part(REST)?.ok_or_else(|| refused("it is incomplete"))?;
     // One that has none does not name any.
     let trailer = part(TRAILER)?.unwrap_or_default();
     let base = TEXT_AT + manifest.text.len() as u64;
     let shape = rest.first_chunk::<SHAPE_LEN>();
-    let shape = shape.ok_or_else(|| refused("it is not whole"))?;
+    let shape = shape.ok_or_else(|| refused("it is incomplete"))?;
     let layout = Layout::known(shape, base..base + head.payload_len).map_err(wrong(to))?;
     replace(to, |file| {
         let io = io(to);

@@ -10,7 +10,7 @@ use crate::index::{Id, Index};
 use crate::manifest::Manifest;
 use crate::restore::Found;
 
-/// Whether some bytes are a manifest, of which all that is made of one is made.
+/// Returns true if `bytes` are a manifest. Everything that is computed from a manifest is computed.
 pub fn manifest(bytes: &[u8]) -> bool {
     let Ok(read) = Manifest::decode(bytes) else {
         return false;
@@ -47,7 +47,7 @@ pub fn manifest(bytes: &[u8]) -> bool {
     true
 }
 
-/// Whether some bytes are a session's file, as they are or with a sum that is theirs.
+/// Returns true if `bytes` are a session file, unchanged or after their checksum is corrected.
 pub fn archive(bytes: &[u8]) -> bool {
     let forged = [bytes, blake3::hash(bytes).as_bytes()].concat();
     let [as_is, forged] = [bytes, &forged].map(|bytes| {
@@ -61,7 +61,7 @@ pub fn archive(bytes: &[u8]) -> bool {
     as_is.or(forged).is_some()
 }
 
-/// Whether some bytes are a file of ds4's whose inside is known; the whole file is written again.
+/// Returns true if `bytes` are a file of ds4 with a known payload. The whole file is written again.
 pub fn ds4(bytes: &[u8]) -> bool {
     let mut reader = Cursor::new(bytes);
     let Ok(parts) = ds4::parse(&mut reader) else {

@@ -12,7 +12,9 @@ use crate::chain::{Cut, Link, bytes_of};
 use crate::error::Error;
 use crate::manifest::{Manifest, Reason};
 
-/// The name of a session: the first half of its manifest's key.
+/// ID of a session, 16 bytes: the first half of the key of its manifest.
+///
+/// `Display` formats it as 32 hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Id(pub(crate) [u8; 16]);
 
@@ -287,7 +289,11 @@ impl Index {
     /// The session whose name begins with these hexadecimal digits.
     pub(crate) fn named(&self, digits: &str) -> Result<Id, Error> {
         if digits.is_empty() {
-            return Err(Error::input("session", "nothing", "digits of its name"));
+            return Err(Error::input(
+                "session",
+                "an empty ID",
+                "a session ID, or a unique prefix of it",
+            ));
         }
         let digits = digits.to_ascii_lowercase();
         let all = self.entries.keys().copied();
@@ -300,7 +306,7 @@ impl Index {
             _ => Err(Error::input(
                 "session",
                 digits,
-                "digits that only one session's name begins with",
+                "a prefix that matches only one session ID",
             )),
         }
     }

@@ -19,24 +19,24 @@ pub(crate) const OBJECTS_MAX: usize = 4096;
 /// Most bytes of a piece, or of an object.
 pub(crate) const PART_MAX: u64 = 1 << 30;
 
-/// Why a checkpoint was made, in ds4's words.
+/// Cause of a checkpoint, with the names that ds4 uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Reason {
-    /// A prompt that nothing was known of.
+    /// The prompt was computed without any reused state.
     Cold,
-    /// So many tokens have come since the last.
+    /// The conversation has grown by the configured number of tokens since the last checkpoint.
     Continued,
-    /// Another conversation takes its place.
+    /// Another conversation is about to replace this one in the engine.
     Evict,
-    /// The engine ends.
+    /// The engine is shutting down.
     Shutdown,
-    /// Somebody asked for it.
+    /// A user or program requested the checkpoint.
     Asked,
 }
 
 impl Reason {
-    /// As it is written.
+    /// Returns the name of the reason, for example `"cold"`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -48,7 +48,7 @@ impl Reason {
         }
     }
 
-    /// From its name.
+    /// Returns the reason that has this name, or `None` if the name is unknown.
     #[must_use]
     pub fn of_name(name: &str) -> Option<Reason> {
         let all = [
@@ -62,35 +62,36 @@ impl Reason {
     }
 }
 
-/// A part of a checkpoint that has a name, and its bytes.
+/// Object of a checkpoint, with its size and hash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(clippy::exhaustive_structs, reason = "made from its fields")]
 pub struct Named {
-    /// Whatever the engine calls it.
+    /// Name that the engine chose.
     pub name: String,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Their BLAKE3.
+    /// BLAKE3 hash of the content.
     pub sum: [u8; 32],
 }
 
-/// Under which conditions a state can be used again: a namespace's fields, but for its salt.
+/// Conditions under which a state can be used again: the fields of a [`NamespaceSpec`] without its
+/// salt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Space {
-    /// As in [`NamespaceSpec`].
+    /// Model, like [`NamespaceSpec::model`].
     pub model: String,
-    /// Likewise.
+    /// Element type, like [`NamespaceSpec::dtype`].
     pub dtype: String,
-    /// Likewise.
+    /// Weights, like [`NamespaceSpec::weights`].
     pub weights: Option<String>,
-    /// Likewise.
+    /// Layout, like [`NamespaceSpec::layout`].
     pub layout: Option<String>,
-    /// Likewise.
+    /// Parallel configuration, like [`NamespaceSpec::world`].
     pub world: Option<String>,
-    /// Likewise.
+    /// Hash function, like [`NamespaceSpec::hash`].
     pub hash: Option<String>,
-    /// Whether there is a salt, which is not told.
+    /// True if the namespace has a salt. The salt itself is not stored.
     pub is_salted: bool,
 }
 
@@ -107,7 +108,8 @@ impl Space {
         }
     }
 
-    /// The namespace, with pieces of so many tokens and this salt.
+    /// Returns the specification of the namespace with pieces of `piece_tokens` tokens and this
+    /// `salt`.
     #[must_use]
     pub fn spec(&self, piece_tokens: u32, salt: Option<String>) -> NamespaceSpec {
         NamespaceSpec {
@@ -124,36 +126,36 @@ impl Space {
     }
 }
 
-/// What a session is.
+/// Description of a session: its tokens and all of its parts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Manifest {
-    /// The namespaces of its pieces and of its objects.
+    /// ID of the namespace of the pieces.
     pub pieces_in: [u8; 16],
-    /// Of its objects.
+    /// ID of the namespace of the objects.
     pub objects_in: [u8; 16],
-    /// Under which conditions it can be used.
+    /// Conditions under which the session can be used.
     pub space: Space,
-    /// When it was saved, in Unix seconds.
+    /// Time of the save, in Unix seconds.
     pub created: u64,
-    /// Why.
+    /// Cause of the checkpoint.
     pub reason: Reason,
-    /// Tokens that the engine had room for.
+    /// Size of the engine's context, in tokens.
     pub context_tokens: u32,
-    /// Tokens of a piece.
+    /// Number of tokens per piece.
     pub piece_tokens: u32,
-    /// The tokens.
+    /// Tokens of the session.
     pub tokens: Vec<u32>,
-    /// What they were rendered from, as far as the engine said it.
+    /// Rendered text of the tokens; empty if the engine did not pass it.
     pub text: Vec<u8>,
-    /// Bytes of each piece.
+    /// Size of each piece, in bytes.
     pub piece_bytes: Vec<u64>,
-    /// Pieces, by their number, that are not those of other sessions with these tokens, and their
-    /// keys.
+    /// Index and key of each piece that is stored under the hash of its bytes, apart from other
+    /// sessions with the same tokens.
     pub variants: Vec<(u32, [u8; 32])>,
-    /// What does not grow with the tokens.
+    /// Objects: parts that do not grow with the tokens.
     pub objects: Vec<Named>,
-    /// What the engine, or who it is for, notes.
+    /// Note of the engine or its user.
     pub note: String,
 }
 
@@ -174,17 +176,17 @@ impl Manifest {
         let wrong = |reason: &str| Error::malformed("manifest", reason);
         let body = bytes
             .strip_prefix(MAGIC)
-            .ok_or_else(|| wrong("it is none"))?;
-        let (version, body) = body.split_first().ok_or_else(|| wrong("it is cut"))?;
+            .ok_or_else(|| wrong("it is not a manifest"))?;
+        let (version, body) = body.split_first().ok_or_else(|| wrong("it is truncated"))?;
         if *version != VERSION {
             return Err(wrong(&format!(
-                "it is of version {version}, this release reads {VERSION}"
+                "it has format version {version}; this release reads version {VERSION}"
             )));
         }
         let (manifest, rest) = postcard::take_from_bytes::<Manifest>(body)
             .map_err(|error| wrong(&error.to_string()))?;
         if !rest.is_empty() {
-            return Err(wrong("bytes behind it"));
+            return Err(wrong("unexpected bytes after it"));
         }
         manifest.check()?;
         Ok(manifest)
@@ -193,20 +195,20 @@ impl Manifest {
     fn check(&self) -> Result<(), Error> {
         let wrong = |reason: &str| Err(Error::malformed("manifest", reason));
         if self.tokens.is_empty() || self.piece_tokens == 0 {
-            return wrong("no tokens");
+            return wrong("it has no tokens");
         }
         let pieces = self.tokens.len().div_ceil(self.piece_tokens as usize);
         let can_be = |bytes: u64| (1..=PART_MAX).contains(&bytes);
         if pieces != self.piece_bytes.len() || !self.piece_bytes.iter().all(|len| can_be(*len)) {
-            return wrong("pieces that do not fit its tokens");
+            return wrong("its pieces do not match its tokens");
         }
         let is_behind = |(at, _): &(u32, _)| *at as usize >= pieces;
         if self.variants.iter().any(is_behind) {
-            return wrong("variants of pieces that it has not");
+            return wrong("its variants do not match its pieces");
         }
         let objects = &self.objects;
         if objects.len() > OBJECTS_MAX || !objects.iter().all(|one| can_be(one.bytes)) {
-            return wrong("objects that cannot be");
+            return wrong("its objects are not valid");
         }
         Ok(())
     }
@@ -220,19 +222,20 @@ impl Manifest {
         self.cut().links(&bytes_of(&self.tokens))
     }
 
-    /// The namespace of its pieces.
+    /// Returns the ID of the namespace of the pieces.
     #[must_use]
     pub fn pieces_in(&self) -> NamespaceId {
         NamespaceId(self.pieces_in)
     }
 
-    /// The namespace of its objects.
+    /// Returns the ID of the namespace of the objects.
     #[must_use]
     pub fn objects_in(&self) -> NamespaceId {
         NamespaceId(self.objects_in)
     }
 
-    /// Bytes of all that it names, shared or not.
+    /// Returns the total size of all pieces and objects in bytes, including those that other
+    /// sessions share.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let pieces: u64 = self.piece_bytes.iter().sum();

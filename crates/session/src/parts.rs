@@ -9,11 +9,15 @@ use crate::restore::Found;
 use crate::store::{Sessions, read_all};
 
 impl Sessions {
-    /// The rows of these pieces of a session, None for one that is not there or does not verify.
-    /// Unlike [`restore`](Sessions::restore) it marks nothing as bad.
+    /// Reads the rows of some pieces of a session, for callers without enough memory for the whole
+    /// session.
+    ///
+    /// `pieces` is a range of indices into [`Found::pieces`]. The result has one entry per index:
+    /// the rows, or `None` if the piece is missing or fails checksum verification. In contrast to
+    /// [`restore`](Sessions::restore), this call does not mark the session as damaged.
     ///
     /// # Errors
-    /// [`Error::Input`] for pieces that it does not have, and those of the depot.
+    /// [`Error::Input`] if the session has fewer pieces, and [`Error::Depot`] if the depot fails.
     pub fn read_pieces(
         &self,
         found: &Found,
@@ -24,10 +28,13 @@ impl Sessions {
         self.read_parts("pieces", &self.pieces, &all, pieces)
     }
 
-    /// The same of its objects.
+    /// Reads some objects of a session.
+    ///
+    /// `objects` is a range of indices into [`Found::objects`]. The result has one entry per index:
+    /// the bytes, or `None` if the object is missing or fails checksum verification.
     ///
     /// # Errors
-    /// Likewise.
+    /// [`Error::Input`] if the session has fewer objects, and [`Error::Depot`] if the depot fails.
     pub fn read_objects(
         &self,
         found: &Found,
@@ -51,7 +58,7 @@ impl Sessions {
         some: Range<usize>,
     ) -> Result<Vec<Option<Vec<u8>>>, Error> {
         let parts = all.get(some.clone()).ok_or_else(|| {
-            let allowed = format!("some of the {} that there are", all.len());
+            let allowed = format!("a range within the {} that exist", all.len());
             Error::input(what, format!("{some:?}"), allowed)
         })?;
         read_all(from, parts, self.timeout)

@@ -14,55 +14,57 @@ use crate::store::Sessions;
 const TRIES: usize = 16;
 
 /// Why a session is suspect.
-const ROTTEN: &str = "a part of it does not verify";
+const ROTTEN: &str = "a part fails checksum verification";
 
-/// A session that a prompt begins with.
+/// Session whose manifest was read, for example by [`Sessions::lookup`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Found {
-    /// Its name.
+    /// ID of the session.
     pub id: Id,
-    /// Its tokens, which are trusted: what is rendered behind them is to be tokenized alone.
+    /// Tokens of the session. After a lookup by text, trust these tokens, and tokenize only the
+    /// text after the first `text_bytes` bytes.
     pub tokens: Vec<u32>,
-    /// Bytes of the rendered text that they stand for; 0 where it is not known.
+    /// Length of the rendered text of the tokens, in bytes; 0 if it is unknown.
     pub text_bytes: usize,
-    /// Runs of tokens, and bytes of each piece.
+    /// Range of tokens and size in bytes of each piece.
     pub pieces: Vec<(Range<usize>, u64)>,
-    /// What does not grow with the tokens.
+    /// Objects: parts that do not grow with the tokens.
     pub objects: Vec<Named>,
-    /// Tokens that its engine had room for.
+    /// Size of the engine's context when the session was saved, in tokens.
     pub context_tokens: u32,
     pub(crate) manifest: Manifest,
     /// The chain of its tokens, a link a piece.
     links: Vec<Link>,
 }
 
-/// What was brought back.
+/// Result of a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Restored {
-    /// Tokens whose rows have come, from the first on: all of them, where it is `whole`.
+    /// Number of leading tokens whose rows were restored; all tokens if `whole` is true.
     pub cached_tokens: usize,
-    /// All pieces and objects have come, and verified.
+    /// True if all pieces and objects were restored and verified.
     pub whole: bool,
 }
 
 impl Sessions {
-    /// Sessions whose tokens these begin with, the longest first, of which all is there: so many
-    /// at most.
+    /// Finds complete sessions that are a prefix of `tokens`, and returns at most `most` of them,
+    /// longest first.
     ///
     /// # Errors
-    /// Those of the depot.
+    /// [`Error::Depot`] if the depot fails.
     pub fn lookup(&self, tokens: &[u32], most: usize) -> Result<Vec<Found>, Error> {
         let begins = |manifest: &Manifest| tokens.starts_with(&manifest.tokens);
         let find = |index: &Index| index.by_tokens(tokens);
         self.usable(find, Hits::links, most, begins)
     }
 
-    /// The same by rendered text.
+    /// Finds complete sessions whose rendered text is a prefix of `text`, and returns at most
+    /// `most` of them, longest first.
     ///
     /// # Errors
-    /// Those of the depot.
+    /// [`Error::Depot`] if the depot fails.
     pub fn lookup_text(&self, text: &[u8], most: usize) -> Result<Vec<Found>, Error> {
         let begins = |manifest: &Manifest| text.starts_with(&manifest.text);
         // What is hashed of a text says nothing of its tokens.
@@ -70,11 +72,13 @@ impl Sessions {
         self.usable(|index| index.by_text(text), links, most, begins)
     }
 
-    /// How many of these tokens have their pieces here, from the first on, whatever session they
-    /// are of: whole pieces, of use to engines whose state has no objects.
+    /// Returns the number of leading tokens whose pieces are stored in the depot, regardless of the
+    /// session that they belong to.
+    ///
+    /// The number covers whole pieces. It is useful for engines whose state has no objects.
     ///
     /// # Errors
-    /// Those of the depot.
+    /// [`Error::Depot`] if the depot fails.
     pub fn prefix(&self, tokens: &[u32]) -> Result<usize, Error> {
         let cut = crate::chain::Cut::of_tokens(self.piece_tokens);
         let links = cut.links(&crate::chain::bytes_of(tokens));
@@ -131,10 +135,12 @@ impl Sessions {
         Ok(usable)
     }
 
-    /// A session by its name, which may not be whole: [`restore`](Sessions::restore) says so.
+    /// Returns the session `id`, which may be incomplete; [`restore`](Sessions::restore) reports
+    /// that.
     ///
     /// # Errors
-    /// [`Error::Unknown`], and those of the depot.
+    /// [`Error::Unknown`] if there is no such session, [`Error::Malformed`] if its manifest cannot
+    /// be decoded, and [`Error::Depot`] if the depot fails.
     pub fn named(&self, id: Id) -> Result<Found, Error> {
         Ok(Found::new(id, self.manifest(id)?))
     }
@@ -153,13 +159,18 @@ impl Sessions {
         all_acknowledged(&self.objects, &keys[count..])
     }
 
-    /// Brings a session back: one block's buffers for each of its pieces, and for each object, in
-    /// their order. One that does not verify is found no more, until it is saved again, or
-    /// [`refresh`](Sessions::refresh) looks for it; the depot has let go of what did not verify.
-    /// The next that [`lookup`](Sessions::lookup) has found may be whole.
+    /// Reads a session into memory and verifies it.
+    ///
+    /// `rows` has one block of buffers per piece, and `objects` one per object, in the order of
+    /// [`Found::pieces`] and [`Found::objects`] and with their sizes.
+    ///
+    /// If a part fails checksum verification, the depot drops it. Lookups then skip the session
+    /// until it is saved again or [`refresh`](Sessions::refresh) is called. Another session that
+    /// [`lookup`](Sessions::lookup) returned may still be complete.
     ///
     /// # Errors
-    /// [`Error::Input`] before a byte moves, and those of the depot.
+    /// [`Error::Input`] if the buffers do not match the session, before any byte is moved, and
+    /// [`Error::Depot`] if the depot fails.
     pub fn restore(
         &self,
         found: &Found,
@@ -199,12 +210,16 @@ impl Sessions {
         })
     }
 
-    /// Brings one object back, by its place among them: false where it has not come. Engines ask so
-    /// for what they need to know before they say where the rest goes. One that does not verify is
-    /// treated as by [`restore`](Sessions::restore).
+    /// Reads the object with index `at` in [`Found::objects`] into memory, and returns true if it
+    /// was restored and verified.
+    ///
+    /// Engines use this call to read metadata before they choose the buffers for the rest. If the
+    /// object fails checksum verification, the session is excluded from lookups, as by
+    /// [`restore`](Sessions::restore).
     ///
     /// # Errors
-    /// As [`restore`](Sessions::restore).
+    /// [`Error::Input`] if there is no such object or `into` has another size, and [`Error::Depot`]
+    /// if the depot fails.
     pub fn restore_object(
         &self,
         found: &Found,
@@ -212,7 +227,7 @@ impl Sessions {
         into: BlockBuffers,
     ) -> Result<bool, Error> {
         let Some(object) = found.objects.get(at) else {
-            let allowed = format!("below {}", found.objects.len());
+            let allowed = format!("less than {}", found.objects.len());
             return Err(Error::input("object", at, allowed));
         };
         fit("object", &into, &[object.bytes])?;
@@ -225,7 +240,7 @@ impl Sessions {
     }
 
     fn suspect(&self, id: Id, reason: &str) {
-        tracing::warn!(session = %id, reason, "a session is not used any more");
+        tracing::warn!(session = %id, reason, "session is damaged; excluded from lookups");
         self.index.write().quarantine(id);
     }
 
@@ -264,7 +279,7 @@ pub(crate) fn fit(what: &str, buffers: &BlockBuffers, wanted: &[u64]) -> Result<
     let (value, allowed) = (
         format!("{} blocks, {all} bytes", lens.len()),
         format!(
-            "{} blocks, {} bytes: as the session has them",
+            "{} blocks, {} bytes, the sizes in the session",
             wanted.len(),
             wanted.iter().sum::<u64>()
         ),
@@ -273,13 +288,13 @@ pub(crate) fn fit(what: &str, buffers: &BlockBuffers, wanted: &[u64]) -> Result<
 }
 
 impl Found {
-    /// The rendered text that its tokens stand for; empty where it is not known.
+    /// Returns the rendered text of the tokens; empty if it is unknown.
     #[must_use]
     pub fn text(&self) -> &[u8] {
         &self.manifest.text
     }
 
-    /// What was noted.
+    /// Returns the note of the checkpoint.
     #[must_use]
     pub fn note(&self) -> &str {
         &self.manifest.note

@@ -12,45 +12,48 @@ use crate::manifest::{Manifest, Named, OBJECTS_MAX, PART_MAX, Reason};
 use crate::store::{MANIFEST_MAX, Sessions, check_size, read_all};
 use crate::sums::{Sums, sum_of};
 
-/// A state that is to be kept.
+/// State to save.
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "made from its fields")]
 pub struct Checkpoint<'a> {
-    /// Its tokens, all of them.
+    /// All tokens of the conversation; at least one.
     pub tokens: &'a [u32],
-    /// What they were rendered from, where the engine knows it: it is found by that, too.
+    /// Rendered text of the tokens, for [`Sessions::lookup_text`]; empty if it is unknown.
     pub text: &'a [u8],
-    /// Why it is made.
+    /// Cause of the checkpoint.
     pub reason: Reason,
-    /// Tokens that the engine has room for.
+    /// Size of the engine's context, in tokens.
     pub context_tokens: u32,
-    /// Parts that do not grow with the tokens: name and bytes.
+    /// Names and contents of the parts that do not grow with the tokens, 1 byte to 1 GiB each.
     pub objects: Vec<(String, Buffer)>,
-    /// What the engine, or who it is for, notes.
+    /// Note of the engine or its user.
     pub note: String,
-    /// When it is made, in Unix seconds.
+    /// Time of the checkpoint, in Unix seconds.
     pub created: u64,
-    /// Whether it comes back to the bit. Engines that compute a prompt in other steps may have
-    /// other last bits for the same tokens, and any of those will do: what is there is not asked
-    /// for. With this, all is asked for, and stored under its bytes, too: only sessions that are
-    /// exact as well share it.
+    /// True to restore exactly the bits that were saved.
+    ///
+    /// An engine that computes a prompt in different steps may produce other last bits for the same
+    /// tokens. With `false`, any of those rows are accepted, and rows that are already stored are
+    /// not requested. With `true`, all rows are requested, and stored under a hash of their bytes
+    /// too. Only exact sessions share them.
     pub exact: bool,
 }
 
-/// What an engine is asked for: the rows of these runs of tokens, one block's buffers for each.
+/// Callback that provides rows: it receives runs of tokens, and returns the buffers of one block
+/// per run.
 pub type Rows<'a> = dyn FnOnce(&[Range<usize>]) -> Result<BlockBuffers, Error> + 'a;
 
-/// What became of a save.
+/// Result of a save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Saved {
-    /// The session's name.
+    /// ID of the session.
     pub id: Id,
-    /// Tokens whose pieces were there already.
+    /// Number of tokens whose pieces were already stored.
     pub cached_tokens: usize,
-    /// Tokens whose pieces were written.
+    /// Number of tokens whose pieces were written.
     pub cache_write_tokens: usize,
-    /// Bytes that were written, with objects and manifest.
+    /// Bytes that were written, including objects and manifest.
     pub bytes_written: u64,
 }
 
@@ -112,14 +115,14 @@ impl Checkpoint<'_> {
     /// Refuses what cannot be, before a byte moves.
     pub(crate) fn check(&self, piece_tokens: u32) -> Result<(), Error> {
         if self.tokens.is_empty() {
-            return Err(Error::input("tokens", "none", "at least one"));
+            return Err(Error::input("tokens", "none", "at least one token"));
         }
         if self.objects.len() > OBJECTS_MAX {
             let count = format!("{} objects", self.objects.len());
             return Err(Error::input(
                 "objects",
                 count,
-                format!("{OBJECTS_MAX} at most"),
+                format!("at most {OBJECTS_MAX} objects"),
             ));
         }
         for (name, bytes) in &self.objects {
@@ -137,7 +140,11 @@ impl Checkpoint<'_> {
         names.sort_unstable();
         if let Some(twice) = names.windows(2).find(|two| two[0] == two[1]) {
             let name = format!("{:?} twice", twice[0]);
-            return Err(Error::input("objects", name, "each name once"));
+            return Err(Error::input(
+                "objects",
+                name,
+                "objects with different names",
+            ));
         }
         // A manifest has numbers of at most five and ten bytes.
         let (tokens, pieces) = (
@@ -151,7 +158,7 @@ impl Checkpoint<'_> {
             return Err(Error::input(
                 "tokens",
                 value,
-                "what a manifest of 256MiB has room for",
+                "a session whose manifest has at most 256MiB",
             ));
         }
         Ok(())
@@ -159,13 +166,17 @@ impl Checkpoint<'_> {
 }
 
 impl Sessions {
-    /// Saves a checkpoint. `rows` is asked once, for the pieces that are not there, in their order;
-    /// it may give the engine's own memory, which is read until this returns. A session that is
-    /// there already is true at once.
+    /// Saves a checkpoint, and replaces a session with the same tokens.
+    ///
+    /// `rows` is called at most once, with the runs of tokens of the missing pieces in their order.
+    /// It may return the engine's own memory, which is read until this call returns. If no piece is
+    /// missing, `rows` is not called. If nothing has changed since the last save, nothing is
+    /// written.
     ///
     /// # Errors
-    /// [`Error::NotStored`] where something found no room, or the depot lost it: then there is no
-    /// session. [`Error::Input`] for what cannot be, before a byte moves.
+    /// * [`Error::Input`] if an argument is not allowed, before any byte is moved.
+    /// * [`Error::NotStored`] if a part was rejected or evicted; the session does not exist then.
+    /// * Errors of `rows`, and [`Error::Depot`] if the depot fails.
     pub fn save(&self, checkpoint: Checkpoint<'_>, rows: Box<Rows<'_>>) -> Result<Saved, Error> {
         checkpoint.check(self.piece_tokens)?;
         let count = checkpoint.tokens.len();
@@ -173,7 +184,7 @@ impl Sessions {
         let cut = crate::chain::Cut::of_tokens(self.piece_tokens);
         let links = cut.links(&bytes_of(checkpoint.tokens));
         let Some(end) = links.last().copied() else {
-            return Err(Error::input("tokens", "none", "at least one"));
+            return Err(Error::input("tokens", "none", "at least one token"));
         };
         let keys: Vec<Key> = links.iter().map(|link| link.key()).collect();
         // All of what is exact is asked for, and has keys of its own.
@@ -498,7 +509,7 @@ impl Sessions {
         let _nobody_names = self.naming.write();
         // Others may have saved some since. Where that is not known all of it stays.
         if let Err(error) = self.refresh() {
-            tracing::warn!(%error, "what a replaced session was made of stays");
+            tracing::warn!(%error, "could not delete blocks of the replaced session");
             return Ok(());
         }
         self.clear(&gone, &self.beginning_with(first))
@@ -547,7 +558,7 @@ pub(crate) fn check_rows(buffers: &BlockBuffers, asked: usize) -> Result<(), Err
         return Err(Error::input(
             "rows",
             format!("{} blocks", buffers.len()),
-            format!("one for each of {asked} runs of tokens"),
+            format!("one block per run of tokens, {asked} in total"),
         ));
     }
     let wrong = (0..asked).find(|at| !(1..=PART_MAX).contains(&buffers.bytes(*at)));

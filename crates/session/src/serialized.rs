@@ -10,8 +10,10 @@ use crate::manifest::PART_MAX;
 use crate::save::{Checkpoint, Saved};
 use crate::store::Sessions;
 
-/// Where a serializer writes the rows of the runs that it was asked for, one behind the other. A
-/// piece is stored once it is full; two at most are kept in memory.
+/// Writer for a serializer of known size, which [`Sessions::save_serialized`] passes to it.
+///
+/// The serializer writes the rows of the requested runs in sequence. A piece is stored when it is
+/// full, and at most two pieces are in memory.
 pub struct Sink {
     feed: Feed,
     /// Pieces that are wanted, and their bytes.
@@ -26,20 +28,24 @@ pub struct Sink {
 }
 
 impl Sessions {
-    /// Saves a checkpoint whose rows a serializer writes. `size` predicts the bytes of a run of
-    /// tokens; `serialize` is called once, with the runs whose rows are not there, or not at all
-    /// where none is missing, and has to write just as many bytes as were predicted.
+    /// Saves a checkpoint whose rows a serializer writes in chunks of any size.
+    ///
+    /// * `size` returns the size of the rows of a run of tokens, in bytes.
+    /// * `serialize` is called once, with the runs whose rows are missing, and must write exactly
+    ///   the predicted bytes. If no row is missing, it is not called.
     ///
     /// # Errors
-    /// [`Error::Predicted`] where it writes more or fewer; its own errors; and those of
-    /// [`save`](Sessions::save). Whatever was stored by then and no session names is gone.
+    /// * [`Error::Predicted`] if `serialize` writes more or fewer bytes.
+    /// * Errors of `serialize`, and those of [`save`](Sessions::save).
+    ///
+    /// After an error, the parts that were stored are removed, except those that a session names.
     pub fn save_serialized(
         &self,
         checkpoint: Checkpoint<'_>,
         size: impl Fn(Range<usize>) -> u64,
         serialize: impl FnOnce(&[Range<usize>], &mut Sink) -> Result<(), Error>,
     ) -> Result<Saved, Error> {
-        let why = "false: a serializer is asked for what is not there";
+        let why = "false; exact sessions cannot be saved with a serializer";
         checkpoint.check_any(self.piece_tokens, why)?;
         let (count, each) = (checkpoint.tokens.len(), self.piece_tokens as usize);
         let links = Cut::of_tokens(self.piece_tokens).links(&bytes_of(checkpoint.tokens));
@@ -85,20 +91,24 @@ impl Sessions {
 }
 
 impl Sink {
-    /// Bytes that are still to come.
+    /// Returns the number of predicted bytes that are not written yet.
     #[must_use]
     pub fn left(&self) -> u64 {
         self.predicted.saturating_sub(self.written)
     }
 
-    /// Takes bytes of the rows.
+    /// Adds the next bytes of the rows.
     ///
     /// # Errors
-    /// [`Error::Predicted`] for more than there were to be, and those of the depot. The save has
-    /// failed then, whatever the serializer answers.
+    /// [`Error::Input`] if more bytes arrive than predicted, or a piece cannot be stored. The save
+    /// has then failed, regardless of the result of the serializer.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         if self.failed.is_some() {
-            return Err(Error::input("sink", "one that has failed", "no more bytes"));
+            return Err(Error::input(
+                "sink",
+                "a failed sink",
+                "no more bytes after an error",
+            ));
         }
         let taken = self.take(bytes);
         match taken {
@@ -109,7 +119,7 @@ impl Sink {
                 Err(Error::input(
                     "bytes",
                     said,
-                    "what was predicted, and is stored",
+                    "as many bytes as predicted, in pieces that the depot stores",
                 ))
             }
         }

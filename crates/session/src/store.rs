@@ -14,7 +14,7 @@ use crate::error::{Error, room};
 use crate::index::{Id, Index};
 use crate::manifest::{Manifest, Space};
 
-/// What the description of a namespace of manifests has as its `group`.
+/// Value of `group` in the description of a namespace of manifests.
 pub const GROUP: &str = "session manifests";
 
 /// Groups of the others.
@@ -22,7 +22,7 @@ pub(crate) const PIECES: &str = "session pieces";
 const OBJECTS: &str = "session objects";
 const USES: &str = "session uses";
 
-/// Tokens of a piece, at most: what a piece has is written again where it is not full.
+/// Largest number of tokens per piece. A piece that is not full is written again when it grows.
 pub const PIECE_TOKENS_MAX: u32 = 1 << 20;
 
 /// Bytes a second that a slow medium moves: a large call may take longer.
@@ -35,19 +35,20 @@ const BATCH_BYTES: u64 = 64 << 20;
 /// Longest manifest: some 60 million tokens.
 pub(crate) const MANIFEST_MAX: u64 = 256 << 20;
 
-/// What all sessions of a store have in common.
+/// Settings that all sessions of a [`Sessions`] have in common.
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "made from its fields")]
 pub struct Spec {
-    /// What has to be the same for a state to be used again: model, weights, element types, layout,
-    /// tokenizer. `block_tokens` are those of a piece. Its `group` is not used.
+    /// Model, weights, element types, layout and tokenizer, which must be equal for a state to be
+    /// used again. `block_tokens` is the number of tokens per piece, 1 to [`PIECE_TOKENS_MAX`].
+    /// `group` is ignored.
     pub namespace: NamespaceSpec,
-    /// How long a depot may take for one call, beside a second for each 16 MiB.
+    /// Time-out of one depot call. A call gets one second more for each 16 MiB that it moves.
     pub timeout: Duration,
 }
 
 impl Spec {
-    /// With a minute for each call.
+    /// Creates settings with a time-out of one minute.
     #[must_use]
     pub fn new(namespace: NamespaceSpec) -> Spec {
         Spec {
@@ -57,7 +58,31 @@ impl Spec {
     }
 }
 
-/// Sessions in a depot. A clone knows the same ones.
+/// Handle to the sessions of a depot in one namespace.
+///
+/// Clones share one index in memory. A lookup reads the manifests of matching sessions only.
+///
+/// # Examples
+/// ```
+/// use kvdepot_session::{Sessions, Spec};
+/// use kvdepot_store::{Config, Depot, NamespaceSpec};
+///
+/// # let dir = tempfile::tempdir()?;
+/// let posix = serde_json::json!({"path": dir.path(), "capacity": "64MiB"});
+/// let config = Config::new("Posix", &serde_json::json!({"socket": "off", "posix": posix}))?;
+/// let spec = Spec::new(NamespaceSpec {
+///     model: "m".into(),
+///     dtype: "f16".into(),
+///     block_tokens: 256,
+///     ..NamespaceSpec::default()
+/// });
+/// let sessions = Sessions::open(Depot::open(&config)?, &spec)?;
+/// assert!(sessions.list().is_empty());
+/// assert!(sessions.lookup(&[1, 2, 3], 1)?.is_empty());
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
+/// The [crate documentation](crate) has an example with a save and a restore.
 #[derive(Clone)]
 pub struct Sessions {
     pub(crate) depot: Depot,
@@ -77,15 +102,17 @@ pub struct Sessions {
 }
 
 impl Sessions {
-    /// Those of a depot under these conditions; what is stored is read into an index.
+    /// Opens the sessions of `depot` in the namespace of `spec`, and reads the stored manifests
+    /// into an index.
     ///
     /// # Errors
-    /// [`Error::Input`] for pieces that cannot be, and those of the depot.
+    /// [`Error::Input`] if the number of tokens per piece is not allowed, and [`Error::Depot`] if
+    /// the depot fails.
     pub fn open(depot: Depot, spec: &Spec) -> Result<Sessions, Error> {
         let piece_tokens = u32::try_from(spec.namespace.block_tokens).ok();
         let piece_tokens = piece_tokens.filter(|tokens| (1..=PIECE_TOKENS_MAX).contains(tokens));
         let piece_tokens = piece_tokens.ok_or_else(|| {
-            let allowed = format!("tokens of a piece, 1 to {PIECE_TOKENS_MAX}");
+            let allowed = format!("tokens per piece, 1 to {PIECE_TOKENS_MAX}");
             Error::input("block_tokens", spec.namespace.block_tokens, allowed)
         })?;
         let namespace = |group: &str| {
@@ -112,11 +139,12 @@ impl Sessions {
         Ok(sessions)
     }
 
-    /// All sessions of a depot, by what they can be used with; those under a salt where it is this
-    /// one.
+    /// Opens all sessions of `depot`, one [`Sessions`] per namespace.
+    ///
+    /// Sessions with a salt are included only if `salt` is their salt.
     ///
     /// # Errors
-    /// Those of the depot.
+    /// [`Error::Depot`] if the depot fails.
     pub fn all(depot: &Depot, salt: Option<&str>) -> Result<Vec<Sessions>, Error> {
         let mut all: Vec<Sessions> = Vec::new();
         let group = format!("group={GROUP}");
@@ -153,28 +181,28 @@ impl Sessions {
         Ok(all)
     }
 
-    /// What they can be used with.
+    /// Returns the conditions under which these sessions can be used.
     #[must_use]
     pub fn space(&self) -> &Space {
         &self.space
     }
 
-    /// The depot.
+    /// Returns the depot.
     #[must_use]
     pub fn depot(&self) -> &Depot {
         &self.depot
     }
 
-    /// Tokens of a piece.
+    /// Returns the number of tokens per piece.
     #[must_use]
     pub fn piece_tokens(&self) -> u32 {
         self.piece_tokens
     }
 
-    /// Looks which sessions there are: others may have saved or removed some.
+    /// Updates the index with sessions that other processes have saved or removed.
     ///
     /// # Errors
-    /// Those of the depot.
+    /// [`Error::Depot`] if the depot fails.
     pub fn refresh(&self) -> Result<(), Error> {
         // Those that are saved from now on need not be in the listing.
         let begun = self.index.read().epoch();
@@ -203,7 +231,7 @@ impl Sessions {
                     // Each refresh reads it again.
                     Some(Err(error)) => {
                         if let Some(unsaid) = self.passed_over.may_say() {
-                            tracing::warn!(%error, %key, unsaid, "a session is passed over");
+                            tracing::warn!(%error, %key, unsaid, "session skipped");
                         }
                     }
                     _ => {}
@@ -232,10 +260,12 @@ impl Sessions {
         index.entry(id).map(|entry| (entry.key, entry.len))
     }
 
-    /// A session's manifest.
+    /// Reads the manifest of the session `id`.
     ///
     /// # Errors
-    /// [`Error::Unknown`] where it is not there any more, or does not verify.
+    /// * [`Error::Unknown`] if the manifest is missing or fails checksum verification.
+    /// * [`Error::Malformed`] if it cannot be decoded.
+    /// * [`Error::Depot`] if the depot fails.
     pub fn manifest(&self, id: Id) -> Result<Manifest, Error> {
         let unknown = || Error::Unknown(id.to_string());
         let (key, len) = self.block_of(id).ok_or_else(unknown)?;
@@ -248,10 +278,10 @@ impl Sessions {
         Manifest::decode(&bytes)
     }
 
-    /// The session whose name begins with these hexadecimal digits.
+    /// Returns the ID of the session whose ID begins with these hexadecimal digits.
     ///
     /// # Errors
-    /// [`Error::Unknown`] for none, [`Error::Input`] for several.
+    /// [`Error::Unknown`] if there is none, and [`Error::Input`] if there are several.
     pub fn find(&self, digits: &str) -> Result<Id, Error> {
         match self.index.read().named(digits) {
             Err(Error::Unknown(unknown)) => {
@@ -277,7 +307,7 @@ pub(crate) fn check_size(most: u64, lens: impl Iterator<Item = u64>) -> Result<(
     if bytes <= most {
         return Ok(());
     }
-    let allowed = format!("{most} bytes at most: nine tenths of the tier that acknowledges it");
+    let allowed = format!("at most {most} bytes, 90 % of the tier that acknowledges sessions");
     Err(Error::input("session", format!("{bytes} bytes"), allowed))
 }
 

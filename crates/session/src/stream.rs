@@ -18,25 +18,66 @@ use crate::store::{MANIFEST_MAX, Sessions, check_size};
 /// Bytes that are copied at a time into the piece that is being filled.
 const COPIED: usize = 256 << 10;
 
-/// What is told of a session at its end.
+/// Description of a session at the end of a [`Stream`].
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "made from its fields")]
 pub struct Ending<'a> {
-    /// As in [`Checkpoint`].
+    /// Rendered text of the tokens, like [`Checkpoint::text`].
     pub text: &'a [u8],
-    /// Likewise.
+    /// Cause of the checkpoint.
     pub reason: Reason,
-    /// Likewise.
+    /// Size of the engine's context, in tokens.
     pub context_tokens: u32,
-    /// Likewise.
+    /// Names and contents of the parts that do not grow with the tokens, 1 byte to 1 GiB each.
     pub objects: Vec<(String, Buffer)>,
-    /// Likewise.
+    /// Note of the engine or its user.
     pub note: String,
-    /// Likewise.
+    /// Time of the checkpoint, in Unix seconds.
     pub created: u64,
 }
 
-/// A session that is being written.
+/// Save of a session whose length is not known yet.
+///
+/// Rows arrive in chunks. A piece is stored when it is full; in memory are the piece that is being
+/// filled, and the previous one until it is stored. The session exists after
+/// [`commit`](Stream::commit).
+///
+/// If a stream is dropped, its stored parts are removed, except those that a session names. If the
+/// process is killed, they remain as blocks: the next save of these tokens finds them, or they are
+/// evicted, or [`sweep`](Sessions::sweep) removes them.
+///
+/// # Examples
+/// ```
+/// use kvdepot_session::{Ending, Reason, Sessions, Spec};
+/// use kvdepot_store::{Buffer, Config, Depot, NamespaceSpec};
+///
+/// # let dir = tempfile::tempdir()?;
+/// # let posix = serde_json::json!({"path": dir.path(), "capacity": "64MiB"});
+/// # let config = Config::new("Posix", &serde_json::json!({"socket": "off", "posix": posix}))?;
+/// # let spec = Spec::new(NamespaceSpec {
+/// #     model: "m".into(),
+/// #     dtype: "f16".into(),
+/// #     block_tokens: 256,
+/// #     ..NamespaceSpec::default()
+/// # });
+/// # let depot = Depot::open(&config)?;
+/// let sessions = Sessions::open(depot, &spec)?; // 256 tokens per piece
+/// let mut stream = sessions.stream(&[])?;
+/// for first in (0..1000).step_by(10) {
+///     let tokens: Vec<u32> = (first..first + 10).collect();
+///     stream.append(&tokens, &[Buffer::from_vec(vec![7; 1000])])?; // 100 bytes per token
+/// }
+/// let saved = stream.commit(Ending {
+///     text: b"",
+///     reason: Reason::Continued,
+///     context_tokens: 4096,
+///     objects: Vec::new(),
+///     note: String::new(),
+///     created: 1_700_000_000,
+/// })?;
+/// assert_eq!(saved.cache_write_tokens, 1000);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub struct Stream {
     /// None once something of it was lost.
     feed: Option<Feed>,
@@ -52,12 +93,15 @@ pub struct Stream {
 }
 
 impl Sessions {
-    /// Begins a session of which these tokens are known; none are needed. What of them is there, in
-    /// full pieces, is part of it: [`append`](Stream::append) goes on behind
-    /// [`cached_tokens`](Stream::cached_tokens), with tokens of these that are not, too.
+    /// Begins a session of unknown length.
+    ///
+    /// `known` are the tokens that are known already, or an empty slice. Full pieces of these
+    /// tokens that are already stored become part of the session. [`append`](Stream::append) then
+    /// continues after [`cached_tokens`](Stream::cached_tokens), beginning with the rest of
+    /// `known`.
     ///
     /// # Errors
-    /// Those of the depot.
+    /// [`Error::Depot`] if the depot fails.
     pub fn stream(&self, known: &[u32]) -> Result<Stream, Error> {
         let cut = Cut::of_tokens(self.piece_tokens);
         let mut links = cut.boundaries(&bytes_of(known));
@@ -78,39 +122,45 @@ impl Sessions {
 }
 
 impl Stream {
-    /// Tokens of the beginning that are there: rows are wanted from this one on.
+    /// Returns the number of leading tokens that were already stored; rows are needed from this
+    /// token on.
     #[must_use]
     pub fn cached_tokens(&self) -> usize {
         self.cached_tokens
     }
 
-    /// All tokens so far.
+    /// Returns all tokens so far.
     #[must_use]
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// Tokens up to the end of the piece that is being filled.
+    /// Returns the number of tokens that the current piece can still take.
     #[must_use]
     pub fn room(&self) -> usize {
         self.piece_tokens - self.tokens.len() % self.piece_tokens
     }
 
-    /// Bytes that were stored so far, or are on their way.
+    /// Returns the number of bytes that were stored or are being stored.
     #[must_use]
     pub fn bytes_written(&self) -> u64 {
         self.feed.as_ref().map_or(0, Feed::bytes_written)
     }
 
-    /// Adds tokens and their rows, in their order, in as many buffers as there are. A chunk that
-    /// goes beyond [`room`](Stream::room) is cut, so that it needs as many bytes for each token;
-    /// one that does not may be laid out in any way that the engine reads again. A piece that lies
-    /// in one chunk is stored from where it lies; all else is copied. The memory is the caller's
-    /// again when this returns.
+    /// Adds tokens and their rows.
+    ///
+    /// `rows` are the buffers of the rows in the order of `tokens`; any number of buffers is
+    /// allowed. A chunk of more than [`room`](Stream::room) tokens is split, and must have the same
+    /// number of bytes for each token. A smaller chunk may have any layout that the engine can read
+    /// again.
+    ///
+    /// A piece that is in one chunk is stored without a copy. All other rows are copied. The caller
+    /// may reuse the memory when this call returns.
     ///
     /// # Errors
-    /// [`Error::Input`] before a byte moves. After any other, and after none at all, nothing can be
-    /// added any more, and what was stored is gone.
+    /// [`Error::Input`] if an argument is not allowed, before any byte is moved. If the session
+    /// becomes too large for the depot, or after any other error, the stream has ended, and its
+    /// stored parts are removed.
     pub fn append(&mut self, tokens: &[u32], rows: &[Buffer]) -> Result<(), Error> {
         let bytes = self.check(tokens, rows)?;
         let mut feed = self.feed.take().ok_or_else(lost)?;
@@ -122,11 +172,12 @@ impl Stream {
         Ok(())
     }
 
-    /// Makes it a session.
+    /// Stores the rest, and creates the session.
     ///
     /// # Errors
-    /// [`Error::Input`] before a byte moves. Any other as of [`Sessions::save`]: then there is no
-    /// such session, and what was stored is gone.
+    /// [`Error::Input`] if a field of `ending` is not allowed, before any byte is moved. If the
+    /// session is too large for the depot, or after any other error as of [`Sessions::save`], the
+    /// session does not exist, and its stored parts are removed.
     pub fn commit(&mut self, ending: Ending<'_>) -> Result<Saved, Error> {
         let checkpoint = Checkpoint {
             tokens: &self.tokens,
@@ -151,11 +202,14 @@ impl Stream {
         feed.commit(checkpoint)
     }
 
-    /// Ends it without a session, and removes what it has stored and no session names. Dropping it
-    /// does the same, and says nothing of what went wrong.
+    /// Ends the stream without a session, and removes its stored parts, except those that a session
+    /// names.
+    ///
+    /// Dropping a stream does this too, but cannot report errors.
     ///
     /// # Errors
-    /// Those of the depot: what is left are blocks like others.
+    /// [`Error::Depot`] if the depot fails. Parts that could not be removed remain as ordinary
+    /// blocks.
     pub fn abort(&mut self) -> Result<(), Error> {
         self.feed.take().map_or(Ok(()), Feed::undo)
     }
@@ -218,21 +272,30 @@ impl Stream {
             return Err(lost());
         }
         if tokens.is_empty() {
-            return Err(Error::input("tokens", "none", "at least one"));
+            return Err(Error::input("tokens", "none", "at least one token"));
         }
         if let Some(at) = rows.iter().position(|some| !some.is_memory()) {
-            let allowed = "memory of this process";
-            return Err(Error::input(format!("rows[{at}]"), "a device's", allowed));
+            let allowed = "host memory";
+            return Err(Error::input(
+                format!("rows[{at}]"),
+                "device memory",
+                allowed,
+            ));
         }
         let (bytes, count) = (rows.iter().map(Buffer::len).sum::<usize>(), tokens.len());
         if bytes == 0 {
-            return Err(Error::input("rows", "0 bytes", "those of the tokens"));
+            return Err(Error::input(
+                "rows",
+                "0 bytes",
+                "the rows of all given tokens",
+            ));
         }
         let said = || format!("{bytes} bytes for {count} tokens");
         let is_cut = count > self.room();
         if is_cut && !bytes.is_multiple_of(count) {
             let allowed = format!(
-                "as many for each token, beyond the {} that the piece has room for",
+                "the same number of bytes per token, because only {} of the tokens fit into the \
+                 current piece",
                 self.room()
             );
             return Err(Error::input("rows", said(), allowed));
@@ -246,26 +309,22 @@ impl Stream {
             false => (bytes, 0),
         };
         if (self.part.len() + head).max(each) as u64 > PART_MAX {
-            return Err(Error::input("rows", said(), "1GiB at most in a piece"));
+            return Err(Error::input("rows", said(), "at most 1GiB per piece"));
         }
         let (all, pieces) = (
             self.tokens.len() + count,
             (self.tokens.len() + count) / self.piece_tokens,
         );
         if (5 * all + 48 * pieces + 4096) as u64 > MANIFEST_MAX {
-            let allowed = "what a manifest of 256MiB has room for";
-            return Err(Error::input(
-                "tokens",
-                format!("{all}, all together"),
-                allowed,
-            ));
+            let allowed = "a session whose manifest has at most 256MiB";
+            return Err(Error::input("tokens", format!("{all} in total"), allowed));
         }
         Ok(bytes)
     }
 }
 
 fn lost() -> Error {
-    Error::input("stream", "one that has ended", "one that is open")
+    Error::input("stream", "an ended stream", "an open stream")
 }
 
 /// So many bytes of some buffers, from a place in them on.

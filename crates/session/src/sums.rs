@@ -62,8 +62,8 @@ pub(crate) fn sum_of(pieces: &[Buffer]) -> Result<[u8; 32], Error> {
     if pieces.iter().any(|piece| !piece.is_memory()) {
         return Err(Error::input(
             "checkpoint",
-            "memory of a device",
-            "objects, and rows that are kept to the bit, in this process's memory",
+            "device memory",
+            "objects and exact rows in host memory",
         ));
     }
     for bytes in pieces {

@@ -15,15 +15,15 @@ use crate::policy;
 use crate::store::Sessions;
 use crate::usage::{Usage, now};
 
-/// What a trim has done.
+/// Result of a trim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Trimmed {
-    /// Sessions that were removed, in their order.
+    /// IDs of the removed sessions, in the order of removal.
     pub removed: Vec<Id>,
-    /// Bytes of all sessions before, each block once.
+    /// Size of all sessions before the trim, in bytes, each block counted once.
     pub bytes_before: u64,
-    /// And after.
+    /// Size of all sessions after the trim, in bytes, each block counted once.
     pub bytes: u64,
 }
 
@@ -128,16 +128,18 @@ fn reason_of(reason: Reason) -> policy::Reason {
 }
 
 impl Sessions {
-    /// Removes sessions until all have `most` bytes, each block counted once: those that save the
-    /// least compute a byte first, with what is superseded before all others
-    /// ([`policy::choose`]). `keep` stays, whatever `most` says: what is about to be loaded, or
-    /// saved upon.
+    /// Removes sessions until all of them together have at most `most` bytes, each block counted
+    /// once.
     ///
-    /// Reads all manifests. Others may save and trim meanwhile: what they have saved since is not
+    /// Superseded sessions are removed first, then those that save the least compute per byte
+    /// ([`policy::choose`]). Sessions in `keep` stay in any case, for example those that are about
+    /// to be loaded or extended.
+    ///
+    /// The call reads all manifests. Sessions that other processes save at the same time are not
     /// counted.
     ///
     /// # Errors
-    /// Those of the depot.
+    /// [`Error::Depot`] if the depot fails.
     pub fn trim(&self, most: u64, keep: &[Id]) -> Result<Trimmed, Error> {
         self.refresh()?;
         let keep: HashSet<Id> = keep.iter().copied().collect();

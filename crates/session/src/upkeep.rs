@@ -14,37 +14,37 @@ use crate::store::{Sessions, read_all};
 /// Bytes of pieces that are read at a time to be looked at.
 const LOOK_BYTES: u64 = 64 << 20;
 
-/// A session, for people.
+/// Entry of a list of sessions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Listed {
-    /// Its name.
+    /// ID of the session.
     pub id: Id,
-    /// Its tokens.
+    /// Number of tokens.
     pub tokens: usize,
-    /// Bytes of its rendered text.
+    /// Length of the rendered text, in bytes.
     pub text_bytes: usize,
-    /// Bytes of all that it names; others may name some of it, too.
+    /// Size of all pieces and objects in bytes, including those that other sessions share.
     pub bytes: u64,
-    /// When it was saved, in Unix seconds.
+    /// Time of the save, in Unix seconds.
     pub created: u64,
-    /// Why.
+    /// Cause of the checkpoint.
     pub reason: Reason,
-    /// What was noted.
+    /// Note of the engine or its user.
     pub note: String,
-    /// It did not verify, or was not whole, when it was last used.
+    /// True if the session failed verification or was incomplete at its last use.
     pub is_bad: bool,
 }
 
-/// What a look at all bytes of a session has shown.
+/// Result of a verification of all bytes of a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Checked {
-    /// Pieces and objects.
+    /// Number of pieces and objects.
     pub blocks: u64,
-    /// Their bytes.
+    /// Size of the verified pieces and objects, in bytes.
     pub bytes: u64,
-    /// Those that are not there, or do not verify.
+    /// Names of the parts that are missing or fail checksum verification.
     pub missing: Vec<String>,
 }
 
@@ -66,17 +66,22 @@ pub(crate) fn listed(index: &Index) -> Vec<Listed> {
 }
 
 impl Sessions {
-    /// All sessions, the newest first.
+    /// Returns all sessions in the index, newest first.
     #[must_use]
     pub fn list(&self) -> Vec<Listed> {
         listed(&self.index.read())
     }
 
-    /// Reads all of a session, and says what is not there or does not verify; that is found no
-    /// more.
+    /// Reads all parts of the session `id`, and returns those that are missing or fail checksum
+    /// verification.
+    ///
+    /// If there are any, lookups skip the session until it is saved again or
+    /// [`refresh`](Sessions::refresh) is called.
     ///
     /// # Errors
-    /// [`Error::Unknown`], and those of the depot.
+    /// * [`Error::Unknown`] if there is no session `id`.
+    /// * [`Error::Malformed`] if its manifest cannot be decoded.
+    /// * [`Error::Depot`] if the depot fails.
     pub fn verify(&self, id: Id) -> Result<Checked, Error> {
         let mut checked = Checked::default();
         let manifest = match self.manifest(id) {
@@ -133,14 +138,16 @@ impl Sessions {
         Ok(())
     }
 
-    /// Removes a session: its manifest first, and then what no other session names. What another
-    /// process is saving meanwhile is not known: its save fails or is whole, unless it ends between
-    /// the last look at what others name and the removal. Of a session of another version the
-    /// manifest goes alone: what it has named is not known, and is left to
-    /// [`sweep`](Sessions::sweep).
+    /// Removes the session `id`: first its manifest, then the parts that only this session names.
+    ///
+    /// A save that runs at the same time in another process fails or is complete. The exception is
+    /// a save that ends between the last check of the names and the removal.
+    ///
+    /// If the session has another format version, only its manifest is removed. The names of its
+    /// parts are unknown; [`sweep`](Sessions::sweep) removes them.
     ///
     /// # Errors
-    /// [`Error::Unknown`], and those of the depot.
+    /// [`Error::Unknown`] if there is no session `id`, and [`Error::Depot`] if the depot fails.
     pub fn remove(&self, id: Id) -> Result<(), Error> {
         let manifest = match self.manifest(id) {
             Err(Error::Unknown(_)) => match self.unread(id)? {
@@ -192,15 +199,17 @@ impl Sessions {
         self.clear_parts(parts, &self.beginning_with(first))
     }
 
-    /// Removes all pieces and objects that no session names: what saves have left that were
-    /// killed, or have failed. Nobody may save here meanwhile: such a save fails where a part of
-    /// it has gone. How many have gone.
+    /// Removes all pieces and objects that are in no session, for example those of killed or failed
+    /// saves.
     ///
-    /// A session of another version that is there keeps all of it, as what that names is not known:
-    /// nothing goes then, and the log names the session, which [`remove`](Sessions::remove) takes.
+    /// Returns the number of removed blocks. Do not save at the same time: a save whose part is
+    /// removed fails.
+    ///
+    /// If a session of another format version exists, the call removes nothing, logs its ID, and
+    /// returns 0. [`remove`](Sessions::remove) accepts that ID.
     ///
     /// # Errors
-    /// Those of the depot; a manifest that does not come back is an error too.
+    /// [`Error::Unknown`] if a manifest cannot be read, and [`Error::Depot`] if the depot fails.
     pub fn sweep(&self) -> Result<usize, Error> {
         let _nobody_names = self.naming.write();
         self.refresh()?;
@@ -219,7 +228,7 @@ impl Sessions {
                 Ok(manifest) => parts.keep(&manifest),
                 Err(error) => {
                     let session = Id::of(&key);
-                    tracing::warn!(%session, %error, "nothing is swept before this session goes");
+                    tracing::warn!(%session, %error, "sweep skipped: cannot read this session");
                     return Ok(0);
                 }
             }

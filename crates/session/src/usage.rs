@@ -23,13 +23,14 @@ const LEN: usize = 17;
 /// Seconds between two writes for one session: a busy one costs a small block a minute.
 const EACH: u64 = 60;
 
-/// What is known of a session's use.
+/// Use of a session. The numbers are approximate: two restores at the same moment may count as one,
+/// and a killed process loses its last minute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
-    /// Restores, of all processes.
+    /// Number of restores by all processes.
     pub hits: u64,
-    /// When it was last restored, in Unix seconds; 0 for never.
+    /// Time of the last restore, in Unix seconds; 0 if there was no restore.
     pub used: u64,
 }
 
@@ -62,10 +63,11 @@ pub(crate) fn now() -> u64 {
 }
 
 impl Sessions {
-    /// How often these were restored, and when last: with what this process has yet to write.
+    /// Returns the use of each session in `ids`, including restores that this process has not
+    /// stored yet.
     ///
     /// # Errors
-    /// Those of the depot.
+    /// [`Error::Depot`] if the depot fails.
     pub fn usage(&self, ids: &[Id]) -> Result<Vec<Usage>, Error> {
         let keys: Vec<Key> = ids.iter().map(|id| key_of(*id)).collect();
         let mut said = vec![Usage::default(); ids.len()];
@@ -94,8 +96,9 @@ impl Sessions {
         Ok(said)
     }
 
-    /// Counts a restore, as [`restore`](Sessions::restore) does by itself: for whoever has read all
-    /// of a session piece by piece. Nothing fails by it.
+    /// Counts a restore of the session `id`, for callers that read all of its parts themselves.
+    ///
+    /// [`restore`](Sessions::restore) counts automatically. Errors are logged only.
     pub fn count_use(&self, id: Id) {
         let now = now();
         let is_due = {
@@ -125,7 +128,7 @@ impl Sessions {
         let said = match self.usage(&[id]) {
             Ok(said) => said.first().copied().unwrap_or_default(),
             Err(error) => {
-                tracing::debug!(%error, session = %id, "a restore is not counted yet");
+                tracing::debug!(%error, session = %id, "cannot update the use count of a session; it is updated later");
                 return;
             }
         };
@@ -143,7 +146,7 @@ impl Sessions {
             .map_err(Error::from)
             .and_then(|_| self.put("a count", &self.uses, vec![key], block));
         if let Err(error) = written {
-            tracing::debug!(%error, session = %id, "a restore is not counted yet");
+            tracing::debug!(%error, session = %id, "cannot update the use count of a session; it is updated later");
             let mut all = self.counted.lock();
             all.sessions.entry(id).or_default().hits += counted;
         }

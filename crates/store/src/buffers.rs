@@ -3,8 +3,23 @@
 use kvdepot_arena::Error;
 use kvdepot_media::{Buffer, PART_LEN_MAX, first_overlap};
 
-/// Caller's buffers of a call: for each key the pieces that its payload is gathered from or
-/// scattered to, in payload order.
+/// Memory of the caller for one call: for each key, the pieces of its payload in order.
+///
+/// A put gathers the payload of a key from its pieces, and a get scatters the payload into them.
+///
+/// # Examples
+///
+/// ```
+/// use kvdepot_store::{BlockBuffers, Buffer};
+///
+/// // One block in two pieces, for example the keys and the values of a layer.
+/// let memory = Buffer::from_vec(vec![0; 8192]);
+/// let mut buffers = BlockBuffers::default();
+/// buffers.push([memory.slice(4096, 4096)?, memory.slice(0, 4096)?]);
+/// assert_eq!((buffers.len(), buffers.bytes(0)), (1, 8192));
+/// buffers.check(1, true)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Default)]
 pub struct BlockBuffers {
     pieces: Vec<Buffer>,
@@ -15,7 +30,7 @@ pub struct BlockBuffers {
 }
 
 impl BlockBuffers {
-    /// One buffer a key.
+    /// Creates buffers with one piece per key, in the order of the keys.
     #[must_use]
     pub fn whole(buffers: impl IntoIterator<Item = Buffer>) -> BlockBuffers {
         let mut blocks = BlockBuffers::default();
@@ -25,7 +40,7 @@ impl BlockBuffers {
         blocks
     }
 
-    /// Adds the next key's pieces.
+    /// Adds the pieces of the next key, in payload order.
     pub fn push(&mut self, pieces: impl IntoIterator<Item = Buffer>) {
         let before = self.pieces.len();
         self.pieces.extend(pieces);
@@ -34,26 +49,34 @@ impl BlockBuffers {
         self.ends.push(self.pieces.len());
     }
 
-    /// How many keys they are for.
+    /// Returns the number of keys.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there is no key.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// The pieces of key `index`.
+    /// Returns the pieces of key `index`, in payload order.
+    ///
+    /// # Panics
+    ///
+    /// If `index` is not below [`BlockBuffers::len`].
     #[must_use]
     pub fn pieces(&self, index: usize) -> &[Buffer] {
         let begin = if index == 0 { 0 } else { self.ends[index - 1] };
         &self.pieces[begin..self.ends[index]]
     }
 
-    /// Payload bytes of key `index`.
+    /// Returns the payload length of key `index`, in bytes.
+    ///
+    /// # Panics
+    ///
+    /// If `index` is not below [`BlockBuffers::len`].
     #[must_use]
     pub fn bytes(&self, index: usize) -> u64 {
         self.lens[index]
@@ -66,14 +89,24 @@ impl BlockBuffers {
             .is_some_and(|piece| piece.device().is_some())
     }
 
-    /// Refuses buffers that do not fit the keys, are empty or too long, or (for destinations) are
-    /// read-only or overlap.
+    /// Checks the buffers for a call of `keys` keys.
+    ///
+    /// `written` is true if the call writes into the buffers, as a get does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`] in each of these cases:
+    ///
+    /// * The number of blocks in the buffers differs from `keys`.
+    /// * A block has 0 bytes, or more than [`PART_LEN_MAX`] bytes.
+    /// * The pieces are on different devices, or on a device and in memory of this process.
+    /// * `written` is true, and a piece is read-only or two pieces overlap.
     pub fn check(&self, keys: usize, written: bool) -> Result<(), Error> {
         if self.len() != keys {
             return Err(Error::input(
                 "buffers",
-                format!("{} for {keys} keys", self.len()),
-                "one buffer a key",
+                format!("{} buffers for {keys} keys", self.len()),
+                "one buffer per key",
             ));
         }
         if let Some(index) = (0..self.len()).find(|index| self.bytes(*index) == 0) {
@@ -87,7 +120,7 @@ impl BlockBuffers {
             return Err(Error::input(
                 format!("buffers[{index}]"),
                 format!("{} bytes", self.bytes(index)),
-                format!("at most {PART_LEN_MAX} bytes a block"),
+                format!("at most {PART_LEN_MAX} bytes per block"),
             ));
         }
         let device = |piece: &Buffer| piece.device().map(|device| device.ordinal());
@@ -96,8 +129,8 @@ impl BlockBuffers {
         if let Some(index) = (0..self.len()).find(foreign) {
             return Err(Error::input(
                 format!("buffers[{index}]"),
-                "memory of another device than this process's or the first buffer's",
-                "all on one device, or all in this process's memory",
+                "memory of a different device than the first buffer",
+                "buffers that are all on one device or all in host memory",
             ));
         }
         if !written {
@@ -116,7 +149,7 @@ impl BlockBuffers {
             Some((one, other)) => Err(Error::input(
                 "buffers",
                 format!(
-                    "two destinations that share the byte at {:#x}",
+                    "overlapping destinations at {:#x}",
                     self.pieces[one].addr().max(self.pieces[other].addr())
                 ),
                 "destinations that do not overlap",

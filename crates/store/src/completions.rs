@@ -12,7 +12,36 @@ use parking_lot::Mutex;
 
 use crate::Task;
 
-/// Numbers of tasks that are done. Clones share it.
+/// Queue of the numbers of finished tasks, with one descriptor to poll.
+///
+/// Engines that submit and poll use it instead of a thread that waits for each task. The queue has
+/// the order in which the tasks finished. Clones share the queue.
+///
+/// # Examples
+///
+/// ```
+/// use kvdepot_store::{Completions, Config, Depot, Key, NamespaceSpec};
+/// use serde_json::json;
+///
+/// let config = Config::new("Cache", &json!({"cache": {"capacity": "1MiB"}}))?;
+/// let depot = Depot::open(&config)?;
+/// # let spec = NamespaceSpec {
+/// #     model: "m".into(),
+/// #     dtype: "bfloat16".into(),
+/// #     block_tokens: 16,
+/// #     ..NamespaceSpec::default()
+/// # };
+/// let blocks = depot.namespace(&spec)?;
+///
+/// let completions = Completions::new()?;
+/// // An event loop polls this descriptor together with its others.
+/// assert!(completions.fd().is_some());
+/// let task = blocks.lookup(&[Key([1; 32])])?;
+/// completions.watch(&task, 7);
+/// assert_eq!(completions.drain(true), [7]);
+/// assert_eq!(task.wait(None)?, [false]);
+/// # Ok::<(), kvdepot_store::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Completions {
     queue: Arc<Mutex<Queue>>,
@@ -25,10 +54,11 @@ struct Queue {
 }
 
 impl Completions {
-    /// An empty queue.
+    /// Creates an empty queue.
     ///
     /// # Errors
-    /// [`Error::Host`] when the process has no descriptor left.
+    ///
+    /// [`Error::Host`] if the process has no free descriptor.
     pub fn new() -> Result<Completions, Error> {
         let event = Some(Event::new()?);
         let done = Vec::new();
@@ -37,19 +67,21 @@ impl Completions {
         })
     }
 
-    /// The descriptor to poll: readable while something waits to be drained. `None` once closed.
+    /// Returns the descriptor to poll, or `None` after [`Completions::close`].
+    ///
+    /// The descriptor is readable while the queue has numbers.
     #[must_use]
     pub fn fd(&self) -> Option<RawFd> {
         self.queue.lock().event.as_ref().map(Event::fd)
     }
 
-    /// Enters `number` once the task is done.
+    /// Adds `number` to the queue when `task` is done.
     pub fn watch(&self, task: &Task, number: u64) {
         let completions = self.clone();
         task.on_done(move || completions.enter(number));
     }
 
-    /// Enters a number at once.
+    /// Adds `number` to the queue immediately.
     pub fn enter(&self, number: u64) {
         let mut queue = self.queue.lock();
         let queue = &mut *queue;
@@ -59,8 +91,10 @@ impl Completions {
         }
     }
 
-    /// Takes what is there. With `clear` the descriptor is unreadable until the next number;
-    /// without, whoever polls it clears it.
+    /// Removes all numbers from the queue and returns them.
+    ///
+    /// If `clear` is true, the descriptor is unreadable until the next number arrives. If it is
+    /// false, the caller clears the descriptor.
     #[must_use]
     pub fn drain(&self, clear: bool) -> Vec<u64> {
         let mut queue = self.queue.lock();
@@ -70,7 +104,9 @@ impl Completions {
         std::mem::take(&mut queue.done)
     }
 
-    /// Closes the descriptor. What finishes from now on is forgotten.
+    /// Closes the descriptor and empties the queue.
+    ///
+    /// Tasks that finish later are ignored.
     pub fn close(&self) {
         let mut queue = self.queue.lock();
         queue.event = None;

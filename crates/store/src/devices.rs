@@ -4,21 +4,21 @@ use std::path::PathBuf;
 
 use kvdepot_arena::Arena;
 
-/// What a device is doing.
+/// State of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum DeviceState {
-    /// Blocks are read from it and written to it.
+    /// The tier reads blocks from the device and writes blocks to it.
     Serving,
-    /// Its blocks are read; nothing new is written to it.
+    /// The tier reads blocks from the device and writes no new ones to it.
     Draining,
-    /// Its superblocks or its record table are gone.
+    /// The superblocks or the record table of the device are lost.
     Failed,
 }
 
 impl DeviceState {
-    /// As it stands in statistics.
+    /// Returns the name of the state in statistics, for example `serving`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -29,36 +29,38 @@ impl DeviceState {
     }
 }
 
-/// One medium of a tier.
+/// Statistics of one medium of a tier.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct DeviceStats {
-    /// The tier.
+    /// Name of the tier.
     pub tier: String,
-    /// The device or file.
+    /// Path of the device or file.
     pub path: PathBuf,
-    /// What it is doing.
+    /// State of the device.
     pub state: DeviceState,
-    /// Bytes of the arena, as the option `capacity` has them.
+    /// Size of the arena in bytes, as in the option `capacity`.
     pub capacity_bytes: u64,
-    /// Bytes of data it can hold.
+    /// Space for data, in bytes.
     pub data_bytes: u64,
-    /// Bytes of data that are allocated.
+    /// Allocated part of [`DeviceStats::data_bytes`], in bytes.
     pub used_bytes: u64,
-    /// Bytes of payload published.
+    /// Payload of published blocks, in bytes.
     pub live_bytes: u64,
-    /// Blocks published.
+    /// Number of published blocks.
     pub blocks: u64,
-    /// Blocks pinned by readers.
+    /// Number of blocks that readers have pinned.
     pub pinned_blocks: u64,
-    /// Blocks being written.
+    /// Number of blocks that are being written.
     pub reserved_blocks: u64,
-    /// Blocks evicted since it was opened.
+    /// Number of blocks evicted since the device was opened.
     pub evicted_blocks: u64,
-    /// Bytes that are not used again, because the medium failed under them.
+    /// Space that is no longer used because the medium failed there, in bytes.
     pub lost_bytes: u64,
-    /// Processes that worked for its previous owner and may still write to it, as far as they are
-    /// known: nothing is stored here before they have ended.
+    /// Process IDs of workers of the previous owner that may still write to the device, as far as
+    /// known.
+    ///
+    /// The tier stores blocks on the device only after they have exited.
     #[serde(default)]
     pub orphans: Vec<u32>,
 }
@@ -89,12 +91,12 @@ impl DeviceStats {
     }
 }
 
-/// Where the blocks of a drained device go.
+/// Destination of the blocks of a drained device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DrainTo {
-    /// To the other devices of its tier, as far as they have room.
+    /// The other devices of the tier. Blocks for which they have no space are evicted.
     Others,
-    /// Nowhere: they are evicted.
+    /// No destination: all blocks are evicted.
     Nowhere,
 }

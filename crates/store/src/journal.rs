@@ -12,7 +12,9 @@ use parking_lot::Mutex;
 /// The number of the next task of this process.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// What the log says about one task, or one stage of it.
+/// Log entries of one task, or of one stage of a task.
+///
+/// There is one entry when the task is dispatched and one when it is finished.
 #[derive(Clone, Copy, Debug)]
 pub struct Journal {
     task: u64,
@@ -35,7 +37,10 @@ struct Stage {
 }
 
 impl Journal {
-    /// Logs that a task is dispatched.
+    /// Logs that a task is dispatched, and starts its clock.
+    ///
+    /// `op` is the name of the operation, `subtasks` the number of blocks and `bytes` their total
+    /// payload.
     pub fn dispatched(op: &'static str, subtasks: usize, bytes: u64) -> Journal {
         let task = NEXT.fetch_add(1, Ordering::Relaxed);
         Journal::begun((task, op), None, subtasks, bytes)
@@ -80,12 +85,12 @@ impl Journal {
         }
     }
 
-    /// Since it was dispatched.
+    /// Returns the time since the task was dispatched.
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// Logs that it is finished, `done` of its subtasks with success.
+    /// Logs that the task is finished, with `done` successful subtasks.
     pub fn finished(&self, done: usize) {
         self.finished_after(self.elapsed(), done);
     }

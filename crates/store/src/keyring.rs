@@ -21,7 +21,31 @@ const LEN_MAX: u64 = 1 << 20;
 /// Who is allowed what that must not be: anything of others than the user.
 const OTHERS: u32 = 0o077;
 
-/// Keys by salts, and by the namespaces that were named so far.
+/// Keys that authenticate blocks on media that other processes can write: one secret per salt.
+///
+/// Each namespace has a key of its own, which is derived from the secret of its salt and from its
+/// digest.
+///
+/// # Examples
+///
+/// ```
+/// use std::fs::{Permissions, set_permissions, write};
+/// use std::os::unix::fs::PermissionsExt;
+///
+/// use kvdepot_store::{Keyring, NamespaceId};
+///
+/// let dir = tempfile::tempdir()?;
+/// let path = dir.path().join("keys");
+/// write(&path, format!("- {}\ntenant-a {}\n", "1".repeat(64), "2".repeat(64)))?;
+/// set_permissions(&path, Permissions::from_mode(0o600))?;
+///
+/// let keys = Keyring::read(&path)?;
+/// let id = NamespaceId([7; 16]);
+/// assert_eq!(keys.candidates(id).len(), 2);
+/// // `Depot::namespace` registers a namespace with its salt.
+/// assert!(keys.of(id).is_none());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Keyring {
     secrets: HashMap<String, Secret>,
@@ -38,22 +62,32 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Keyring {
-    /// Reads a file of lines `SALT KEY`: a salt, or `-` for namespaces that have none, and 64
-    /// hexadecimal digits behind the last space. Empty lines and those that begin with `#` are
-    /// passed over.
+    /// Reads a key file.
+    ///
+    /// Each line has a salt, a space and 64 hexadecimal digits. The salt `-` stands for namespaces
+    /// without a salt. Empty lines and lines that begin with `#` are ignored.
     ///
     /// # Errors
-    /// [`Error::Config`] of `mac_key_file`: a file that cannot be read, or by others too, and a
-    /// line that is no key. No key is shown.
+    ///
+    /// [`Error::Config`] of `mac_key_file` in each of these cases. The message contains no key.
+    ///
+    /// * The file cannot be read, or has no key.
+    /// * Its mode gives the group or other users access.
+    /// * A line is malformed, or repeats a salt.
     pub fn read(path: &Path) -> Result<Keyring, Error> {
         let refuse = |allowed: String| Error::config("mac_key_file", path.display(), allowed);
-        let io = |error: std::io::Error| refuse(format!("a file that can be read: {error}"));
+        let io = |error: std::io::Error| {
+            refuse(format!(
+                "a file that this user can read; opening it failed: {error}"
+            ))
+        };
         let file = File::open(path).map_err(io)?;
         let seen = file.metadata().map_err(io)?;
         if seen.mode() & OTHERS != 0 {
             let mode = seen.mode() & 0o777;
             return Err(refuse(format!(
-                "a file of mode 0600, which nobody else can read: its mode is {mode:04o}"
+                "a file that only its owner can read; its mode is {mode:04o}, set it to 0600 \
+                 (chmod 600)"
             )));
         }
         let mut text = String::new();
@@ -68,17 +102,17 @@ impl Keyring {
             let parsed = parsed.and_then(|(salt, key)| Some((salt.trim(), secret(key)?)));
             let Some((salt, secret)) = parsed.filter(|(salt, _)| !salt.is_empty()) else {
                 return Err(refuse(format!(
-                    "lines of a salt (or -) and 64 hexadecimal digits: line {number} is none"
+                    "lines with a salt (or -) and 64 hexadecimal digits; line {number} is not valid"
                 )));
             };
             if secrets.insert(salt.to_owned(), secret).is_some() {
                 return Err(refuse(format!(
-                    "one key for each salt: line {number} has a second one"
+                    "one key per salt; line {number} repeats a salt"
                 )));
             }
         }
         match secrets.is_empty() {
-            true => Err(refuse("at least one key".into())),
+            true => Err(refuse("a file with at least one key".into())),
             false => Ok(Keyring {
                 secrets,
                 known: RwLock::default(),
@@ -93,10 +127,11 @@ impl Keyring {
     pub(crate) fn name(&self, id: NamespaceId, salt: Option<&str>) -> Result<(), Error> {
         let secret = self.secrets.get(salt.unwrap_or(NO_SALT)).ok_or_else(|| {
             let (given, allowed) = match salt {
-                Some(_) => ("(not shown)", "a salt that mac_key_file has a key for"),
+                Some(_) => ("(not shown)", "a salt with a key in mac_key_file"),
                 None => (
                     "none",
-                    "a salt that mac_key_file has a key for, or a line - in that file",
+                    "a salt with a key in mac_key_file (a line that begins with - is the key for \
+                     namespaces without a salt)",
                 ),
             };
             Error::input("salt", given, allowed)
@@ -106,7 +141,9 @@ impl Keyring {
         Ok(())
     }
 
-    /// The keys that a namespace may have, whatever its salt is: for who has only its digest.
+    /// Returns every key that namespace `id` can have: one per salt in the file.
+    ///
+    /// Callers that know only the digest of a namespace use it.
     #[must_use]
     pub fn candidates(&self, id: NamespaceId) -> Vec<Arc<MacKey>> {
         let each = self.secrets.values();
@@ -114,7 +151,7 @@ impl Keyring {
             .collect()
     }
 
-    /// The key of a namespace; none of one that nobody has named yet.
+    /// Returns the key of namespace `id`, or `None` if no call has registered the namespace.
     #[must_use]
     pub fn of(&self, id: NamespaceId) -> Option<Arc<MacKey>> {
         self.known.read().get(&id).map(Arc::clone)
@@ -178,7 +215,7 @@ mod tests {
         for (text, mode, why) in [
             (format!("- {good}"), 0o640, "0640"),
             (format!("- {good}"), 0o604, "0604"),
-            (String::new(), 0o600, "at least one key"),
+            (String::new(), 0o600, "a file with at least one key"),
             (format!("- {short}"), 0o600, "line 1 is none"),
             (format!("- {good}\na {short}g"), 0o600, "line 2 is none"),
             (good.clone(), 0o600, "line 1 is none"),

@@ -1,13 +1,52 @@
-//! What bytes mean: keys, namespaces, records, index, eviction, tiers, pipelines.
+//! Block store: keys, namespaces, tiers, pipelines, admission and eviction.
 //!
-//! [`Depot`] is the public face: it hands each call to what answers it, the [`Core`] of this
-//! process or, by [`Verbs`], another one's. The *pipeline* chains tiers near to far and starts the
-//! copies. Bytes move in `kvdepot-media` only, and where in a medium they lie `kvdepot-arena` says.
+//! A program validates its settings with [`Config`] and opens the tiers of a pipeline with
+//! [`Depot`]. A [`Namespace`] of the depot has the operations on blocks. Puts, gets, lookups and
+//! prefetches return a [`Task`]. Engines whose scheduler and workers are separate processes use
+//! reservations and pins instead ([`Namespace::reserve`], [`Namespace::pin`]).
 //!
-//! Invariants (each has a test that fails when it is broken): a read delivers exactly the bytes
-//! that were put under that identity, or a miss; an acknowledged block outlives its process;
-//! nothing uncommitted is ever visible; buffers are held until every lane has stopped; every
-//! queue is bounded.
+//! # Examples
+//!
+//! ```
+//! use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, Key, NamespaceSpec};
+//! use serde_json::json;
+//!
+//! let config = Config::new("Cache", &json!({"cache": {"capacity": "1MiB"}}))?;
+//! let depot = Depot::open(&config)?;
+//! let blocks = depot.namespace(&NamespaceSpec {
+//!     model: "llama-3-8b".into(),
+//!     dtype: "bfloat16".into(),
+//!     block_tokens: 16,
+//!     ..NamespaceSpec::default()
+//! })?;
+//!
+//! let key = Key([1; 32]);
+//! let block = Buffer::from_vec(vec![7; 4096]);
+//! assert_eq!(blocks.put(vec![key], BlockBuffers::whole([block]))?.wait(None)?, [true]);
+//!
+//! let memory = Buffer::from_vec(vec![0; 4096]);
+//! let buffers = BlockBuffers::whole([memory.clone()]);
+//! assert_eq!(blocks.get(vec![key], buffers)?.wait(None)?, [true]);
+//! assert_eq!(memory.to_vec(), [7; 4096]);
+//! depot.close();
+//! # Ok::<(), kvdepot_store::Error>(())
+//! ```
+//!
+//! # Structure
+//!
+//! [`Depot`] passes each call to the index in this process ([`Core`]) or, through [`Verbs`], to
+//! another process. The pipeline in [`Core`] chains tiers from first to last and starts the copies.
+//! Only `kvdepot-media` copies bytes, and `kvdepot-arena` assigns their locations in a medium.
+//!
+//! # Guarantees
+//!
+//! Each guarantee has a test that fails if the guarantee is broken.
+//!
+//! * A read returns exactly the bytes that were put under the same key and namespace, or a miss.
+//! * An acknowledged block survives the process that stored it, if a tier of the pipeline does.
+//! * Lookups and reads find only committed blocks.
+//! * kvdepot holds the buffers of a call until every copy thread has stopped using them.
+//! * Every queue is bounded.
 
 #![forbid(unsafe_code)]
 

@@ -7,14 +7,17 @@ use kvdepot_arena::{Error, Identity, Key, NamespaceId};
 use crate::pipeline::{Core, heard};
 use crate::tier::{Arenas, NamespaceUsage, Stage};
 
-/// Most blocks, or namespaces, of a page: 0.7 MB on a socket, and nothing that a lock is held for.
+/// Maximum number of blocks or namespaces in a page.
+///
+/// On a socket such a page has 0.7 MB. Locks are held for smaller steps.
 pub const PAGE_MAX: usize = 16_384;
 
 /// Slots that are looked at in one go, under an arena's lock: some tens of microseconds.
 const GLANCE: u32 = 4096;
 
-/// Where a listing of blocks goes on. It stays good as long as the depot is open; a tier that is
-/// gone ends the listing.
+/// Position in a listing of blocks.
+///
+/// A cursor is valid while the depot is open. If its tier no longer exists, the listing ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Cursor {
     tier: u32,
@@ -26,7 +29,7 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// Bytes that [`Cursor::from_bytes`] makes the same one of.
+    /// Returns the cursor as bytes, for [`Cursor::from_bytes`].
     #[must_use]
     pub fn to_bytes(self) -> [u8; 20] {
         let mut bytes = [0; 20];
@@ -37,8 +40,9 @@ impl Cursor {
         bytes
     }
 
-    /// The cursor of these bytes. Those that no listing has answered name some other place in it,
-    /// or its end, and do no harm.
+    /// Creates a cursor from the result of [`Cursor::to_bytes`].
+    ///
+    /// Other bytes are harmless: they stand for another position in the listing, or for its end.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; 20]) -> Cursor {
         let word = |at: usize| {
@@ -54,21 +58,23 @@ impl Cursor {
     }
 }
 
-/// Some blocks of a namespace.
+/// One page of a listing of blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockPage {
-    /// The blocks with their bytes, in no order.
+    /// Keys with the size of each block in bytes, unordered.
     pub blocks: Vec<(Key, u64)>,
-    /// Where the next page begins; `None` behind the last one.
+    /// Start of the next page; `None` after the last page.
     pub next: Option<Cursor>,
 }
 
-/// Blocks that are in no tier any more.
+/// Blocks that were removed from every tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gone {
-    /// The blocks with their bytes, each device's in the order in which they went.
+    /// Identities with the size of each block in bytes; for each device in the order of removal.
     pub blocks: Vec<(Identity, u64)>,
-    /// Whether more went than were noted: who keeps count must list anew.
+    /// True if more blocks were removed than recorded.
+    ///
+    /// A caller that tracks the content of the depot must list the blocks again.
     pub overflowed: bool,
 }
 
@@ -114,7 +120,14 @@ impl Core {
         Ok(found)
     }
 
-    /// The first of those behind one of them, in the order of their digests.
+    /// Returns at most `limit` namespaces whose digests follow `after`, in the order of the
+    /// digests.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::Closed`].
+    /// * [`Error::Silent`] if an asynchronous tier does not respond.
+    /// * [`Error::Media`] if the directory of an arena cannot be read.
     pub fn namespace_page(
         &self,
         after: Option<NamespaceId>,
@@ -127,8 +140,13 @@ impl Core {
         Ok(all)
     }
 
-    /// The blocks that have left the depot since this listener's last call. They are noted from
-    /// its first call on, at most the last `limit` of each device.
+    /// Returns the blocks that were removed from the depot since the last call of `listener`.
+    ///
+    /// kvdepot records removals from the first call on, at most the last `limit` of each device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Closed`].
     pub fn gone(&self, listener: u64, limit: usize) -> Result<Gone, Error> {
         let _pass = self.gate.enter()?;
         let mut gone = Gone::default();
@@ -161,7 +179,7 @@ impl Core {
         Ok(gone)
     }
 
-    /// Nobody asks any more what left, in this listener's name.
+    /// Stops recording removals for `listener`.
     pub fn forget_listener(&self, listener: u64) {
         for (_, tier) in self.arenas() {
             tier.forget_listener(listener);
@@ -198,8 +216,15 @@ impl Core {
         doubles
     }
 
-    /// Some blocks of a namespace, from where the page before ended. Near tiers come first, so
-    /// that a block on its way to a far one is met.
+    /// Returns a page of at most `limit` blocks of namespace `id`.
+    ///
+    /// `from` is the end of the previous page, or `None` for the first page. Upper tiers come
+    /// first, so that the listing contains a block that is being written back to a lower tier.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::Closed`].
+    /// * [`Error::Silent`] if an asynchronous tier does not respond.
     pub fn block_page(
         &self,
         id: NamespaceId,

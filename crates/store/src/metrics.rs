@@ -11,21 +11,21 @@ use crate::devices::{DeviceState, DeviceStats};
 use crate::task::Outcome;
 use crate::tier::TIERS_MAX;
 
-/// The two directions.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_enums,
     reason = "whoever asks has an answer for each"
 )]
 pub enum Op {
-    /// Brings blocks back.
+    /// Copies blocks to the caller.
     Get,
-    /// Stores blocks.
+    /// Stores blocks of the caller.
     Put,
 }
 
 impl Op {
-    /// As logs have it.
+    /// Returns the name of the operation in logs.
     pub fn name(self) -> &'static str {
         match self {
             Op::Get => "get",
@@ -58,71 +58,92 @@ pub(crate) struct Metrics {
     reserve_pending: AtomicU64,
 }
 
-/// A depot's counters and its tiers' fill.
+/// Counters of a depot and usage of its tiers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Stats {
-    /// The tiers, near to far.
+    /// Statistics of the tiers, first to last.
     pub tiers: Vec<TierStats>,
-    /// The media of the lasting tier.
+    /// Statistics of the media of the `Dax` and `Nvme` tiers.
     pub devices: Vec<DeviceStats>,
-    /// Calls of `put`.
+    /// Number of calls of `put`.
     pub put_tasks: u64,
-    /// Calls of `get`.
+    /// Number of calls of `get`.
     pub get_tasks: u64,
-    /// Calls of `prefetch`.
+    /// Number of calls of `prefetch`.
     #[serde(default)]
     pub prefetch_tasks: u64,
-    /// Keys given to `put`.
+    /// Number of keys in calls of `put`.
     pub put_blocks: u64,
-    /// Keys given to `get`.
+    /// Number of keys in calls of `get`.
     pub get_blocks: u64,
-    /// Keys given to `prefetch`.
+    /// Number of keys in calls of `prefetch`.
     #[serde(default)]
     pub prefetch_blocks: u64,
-    /// Bytes given to `put`.
+    /// Payload in calls of `put`, in bytes.
     pub put_bytes: u64,
-    /// Bytes asked of `get`.
+    /// Payload requested by calls of `get`, in bytes.
     pub get_bytes: u64,
-    /// From handing a put's copies into a tier to the lanes until the last of them ended, summed
-    /// over batches, by tier; without write-back and promotion.
+    /// Copy time of puts into each tier, in nanoseconds, summed over batches.
+    ///
+    /// The time of a batch begins when the copy threads receive it and ends with its last copy.
+    /// Write-back and promotion are not included.
     pub put_move_ns: Vec<u64>,
-    /// The same for a get's copies out of a tier.
+    /// Copy time of gets from each tier, in nanoseconds; measured like [`Stats::put_move_ns`].
     pub get_move_ns: Vec<u64>,
-    /// Blocks served, by tier.
+    /// Number of blocks served by each tier.
     pub hit_blocks: Vec<u64>,
-    /// Bytes served, by tier.
+    /// Payload served by each tier, in bytes.
     pub hit_bytes: Vec<u64>,
-    /// Keys that a `get` or a pin asked for and no tier had. Who only looks is not counted, nor a
-    /// prefetch: the call that takes the bytes is.
+    /// Number of keys that a `get` or a pin requested and that every tier missed.
+    ///
+    /// Lookups and prefetches are not counted.
     pub missed_blocks: u64,
-    /// Keys of gets that waited while another call loaded their blocks.
-    #[serde(default)]
-    pub joined_blocks: u64,
-    /// Keys that are being looked for, loaded or brought near from a tier that is slow to read.
-    #[serde(default)]
-    pub loading_blocks: u64,
-    /// Blocks copied to the near tier after a far hit.
+    /// Keys of gets that waited for another call to load their blocks.
+    #[serde(default, rename = "joined_blocks")]
+    pub coalesced_blocks: u64,
+    /// Keys of lookups, loads and promotions in progress in asynchronous tiers.
+    #[serde(default, rename = "loading_blocks")]
+    pub inflight_load_blocks: u64,
+    /// Number of blocks promoted to the first tier after a hit in a lower tier.
     pub promoted_blocks: u64,
-    /// Bytes copied to the near tier after far hits.
+    /// Payload promoted to the first tier after hits in lower tiers, in bytes.
     pub promoted_bytes: u64,
-    /// Puts acknowledged.
+    /// Number of blocks whose puts were acknowledged.
     pub put_acknowledged_blocks: u64,
-    /// Puts that found no room.
+    /// Number of blocks whose puts found no space.
     pub put_full_blocks: u64,
-    /// Puts dropped because the write-back queue was full.
+    /// Number of blocks whose puts were dropped, for example because the write-back queue was full.
     pub put_dropped_blocks: u64,
-    /// Puts and reservations of blocks that were not to be stored, or not for their first touch.
+    /// Number of blocks of puts and reservations that an admission policy rejected.
     #[serde(default)]
     pub put_declined_blocks: u64,
-    /// Blocks that did not verify on their way to the far tier.
+    /// Number of blocks that failed checksum verification during write-back.
     pub put_corrupt_blocks: u64,
-    /// Reservations that were not needed: the block is stored.
+    /// Number of blocks that were already stored when a call reserved them.
     pub reserve_present_blocks: u64,
-    /// Reservations that were not needed: another call is writing the block.
+    /// Number of blocks that another call was writing when a call reserved them.
     pub reserve_pending_blocks: u64,
-    /// Bytes that wait for the far tier.
+    /// Bytes that wait for write-back to lower tiers.
     pub write_back_bytes: u64,
+}
+
+/// Names of counters on the socket of a served depot, and those that users see.
+const RENAMED: [(&str, &str); 6] = [
+    ("unanswered", "timeouts"),
+    ("left_alone", "circuit_open"),
+    ("declined", "write_back_deferred_blocks"),
+    ("faults", "request_errors"),
+    ("joined_blocks", "coalesced_blocks"),
+    ("loading_blocks", "inflight_load_blocks"),
+];
+
+fn rename(counters: &mut serde_json::Map<String, Value>) {
+    for (old, new) in RENAMED {
+        if let Some(value) = counters.remove(old) {
+            counters.insert(new.into(), value);
+        }
+    }
 }
 
 fn add(counter: &AtomicU64, amount: u64) {
@@ -190,7 +211,7 @@ impl Metrics {
         &self,
         tiers: Vec<TierStats>,
         devices: Vec<DeviceStats>,
-        (loading_blocks, write_back_bytes): (u64, u64),
+        (inflight_load_blocks, write_back_bytes): (u64, u64),
     ) -> Stats {
         let count = tiers.len();
         let each = |counters: &[AtomicU64]| counters.iter().take(count).map(read).collect();
@@ -210,8 +231,8 @@ impl Metrics {
             hit_blocks: each(&self.hits),
             hit_bytes: each(&self.hit_bytes),
             missed_blocks: read(&self.missed),
-            joined_blocks: read(&self.joined),
-            loading_blocks,
+            coalesced_blocks: read(&self.joined),
+            inflight_load_blocks,
             promoted_blocks: read(&self.promoted_blocks),
             promoted_bytes: read(&self.promoted_bytes),
             put_acknowledged_blocks: read(&self.put_done),
@@ -227,7 +248,7 @@ impl Metrics {
 }
 
 impl Stats {
-    /// Of a depot with these tiers that holds nothing.
+    /// Creates the statistics of an empty depot with these tiers.
     pub fn empty(tiers: &[String]) -> Stats {
         let tier = |name: &String| TierStats::new(name);
         let each = vec![0; tiers.len()];
@@ -241,7 +262,9 @@ impl Stats {
         }
     }
 
-    /// All of it as people and programs are shown it: a number that is not known is null.
+    /// Returns the statistics as JSON with the counter names that users see.
+    ///
+    /// An unknown number is null.
     #[must_use]
     pub fn shown(&self) -> Value {
         let mut all = serde_json::to_value(self).unwrap_or_default();
@@ -250,11 +273,13 @@ impl Stats {
             if tier.remove("uncounted") == Some(Value::Bool(true)) {
                 tier.insert("blocks".into(), Value::Null);
             }
+            rename(tier);
         }
+        all.as_object_mut().map(rename);
         all
     }
 
-    /// The counters in the Prometheus text format.
+    /// Returns the counters in the Prometheus text format.
     #[must_use]
     pub fn prometheus(&self) -> String {
         let mut text = String::new();
@@ -328,19 +353,19 @@ impl Stats {
             &by_tier(&|_, tier| tier.corrupt_blocks),
         );
         metric(
-            "lost_bytes_total",
+            "bad_media_bytes_total",
             "counter",
             &by_tier(&|_, tier| tier.lost_bytes),
         );
         metric(
-            "unanswered_total",
+            "timeouts_total",
             "counter",
-            &by_tier(&|_, tier| tier.unanswered),
+            &by_tier(&|_, tier| tier.timeouts),
         );
         metric(
-            "left_alone_total",
+            "circuit_open_total",
             "counter",
-            &by_tier(&|_, tier| tier.left_alone),
+            &by_tier(&|_, tier| tier.circuit_open),
         );
         metric(
             "requests_total",
@@ -357,16 +382,20 @@ impl Stats {
                 let labels = format!("{{tier=\"{}\",cause=\"{cause}\"}}", tier.tier);
                 (labels, *count)
             };
-            tier.faults.iter().map(row)
+            tier.request_errors.iter().map(row)
         });
-        metric("faults_total", "counter", &faults.collect::<Vec<_>>());
         metric(
-            "stayed_blocks_total",
+            "request_errors_total",
             "counter",
-            &by_tier(&|_, tier| tier.declined),
+            &faults.collect::<Vec<_>>(),
         );
         metric(
-            "refused_blocks_total",
+            "write_back_deferred_blocks_total",
+            "counter",
+            &by_tier(&|_, tier| tier.write_back_deferred_blocks),
+        );
+        metric(
+            "no_space_blocks_total",
             "counter",
             &by_tier(&|_, tier| tier.full),
         );
@@ -409,20 +438,28 @@ impl Stats {
         );
         let plain = |value| vec![(String::new(), value)];
         metric("missed_blocks_total", "counter", &plain(self.missed_blocks));
-        metric("joined_blocks_total", "counter", &plain(self.joined_blocks));
-        metric("loading_blocks", "gauge", &plain(self.loading_blocks));
+        metric(
+            "coalesced_blocks_total",
+            "counter",
+            &plain(self.coalesced_blocks),
+        );
+        metric(
+            "inflight_load_blocks",
+            "gauge",
+            &plain(self.inflight_load_blocks),
+        );
         metric(
             "promoted_bytes_total",
             "counter",
             &plain(self.promoted_bytes),
         );
         metric(
-            "dropped_blocks_total",
+            "overload_dropped_blocks_total",
             "counter",
             &plain(self.put_dropped_blocks),
         );
         metric(
-            "declined_blocks_total",
+            "admission_rejected_blocks_total",
             "counter",
             &plain(self.put_declined_blocks),
         );

@@ -3,8 +3,9 @@
 use kvdepot_arena::{Error, NamespaceId};
 use sha2::{Digest, Sha256};
 
-/// What the `group` of a namespace begins with whose blocks somebody saves on purpose, such as
-/// those of sessions: admission rules let all of them pass.
+/// Prefix of the `group` field of namespaces whose blocks a caller saves explicitly.
+///
+/// Sessions use it, for example. Admission policies accept all blocks of these namespaces.
 pub const SAVED: &str = "session ";
 
 /// Whether a [description](NamespaceSpec::describe) is of such a namespace.
@@ -13,26 +14,45 @@ pub(crate) fn is_saved(description: &str) -> bool {
     group.starts_with(SAVED)
 }
 
-/// The fields of a namespace. Two that differ anywhere share no block.
+/// Fields that identify a namespace. Namespaces that differ in one field share no blocks.
+///
+/// # Examples
+///
+/// ```
+/// use kvdepot_store::NamespaceSpec;
+///
+/// let spec = NamespaceSpec {
+///     model: "llama-3-8b".into(),
+///     dtype: "bfloat16".into(),
+///     block_tokens: 16,
+///     salt: Some("tenant-a".into()),
+///     ..NamespaceSpec::default()
+/// };
+/// let other = NamespaceSpec { block_tokens: 32, ..spec.clone() };
+/// assert_ne!(spec.id()?, other.id()?);
+/// // Descriptions do not contain the salt.
+/// assert!(!spec.describe().contains("tenant-a"));
+/// # Ok::<(), kvdepot_store::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceSpec {
-    /// Model id, as the engine names it. Required.
+    /// Model ID, as the engine names it. Required, not empty.
     pub model: String,
-    /// Element type of the cache, as the engine names it. Required.
+    /// Element type of the KV cache, as the engine names it. Required, not empty.
     pub dtype: String,
-    /// Tokens of a block. Required.
+    /// Number of tokens per block. Required, at least 1.
     pub block_tokens: u64,
     /// Fingerprint of the weights and their configuration.
     pub weights: Option<String>,
     /// Layout and geometry of the bytes.
     pub layout: Option<String>,
-    /// Which group of layers the blocks are of.
+    /// Group of layers that the blocks belong to.
     pub group: Option<String>,
-    /// How the model is split: tensor and pipeline parallel sizes (not the rank).
+    /// Parallelism of the model: tensor and pipeline parallel sizes, without the rank.
     pub world: Option<String>,
     /// Hash algorithm and seed of the keys.
     pub hash: Option<String>,
-    /// A secret or label that keeps tenants apart.
+    /// Secret or label that separates tenants.
     pub salt: Option<String>,
 }
 
@@ -64,22 +84,26 @@ impl NamespaceSpec {
         ]
     }
 
-    /// The digest: the first 16 bytes of SHA-256 over each given field's name and value, both
-    /// preceded by their lengths as little-endian u64, so that no two specs read the same.
+    /// Returns the digest of the namespace.
+    ///
+    /// The digest is the first 16 bytes of SHA-256 over the name and the value of each field that
+    /// is set. The length of each name and of each value precedes it as a little-endian `u64`, so
+    /// that different specs hash different bytes.
     ///
     /// # Errors
-    /// [`Error::Input`] when a required field is empty or zero.
+    ///
+    /// [`Error::Input`] if a required field is empty or zero.
     pub fn id(&self) -> Result<NamespaceId, Error> {
         for (name, value) in [("model", &self.model), ("dtype", &self.dtype)] {
             if value.is_empty() {
-                return Err(Error::input(name, "\"\"", "a text that is not empty"));
+                return Err(Error::input(name, "\"\"", "text of at least one character"));
             }
         }
         if self.block_tokens == 0 {
             return Err(Error::input(
                 "block_tokens",
                 0,
-                "the tokens of a block, at least 1",
+                "tokens per block, at least 1",
             ));
         }
         let mut hash = Sha256::new();
@@ -95,7 +119,9 @@ impl NamespaceSpec {
         Ok(NamespaceId(id))
     }
 
-    /// What `kvdepot ls` shows: the fields given, without the salt, which may be a secret.
+    /// Returns the text that `kvdepot ls` prints: the fields that are set.
+    ///
+    /// The salt, which may be a secret, is replaced.
     #[must_use]
     pub fn describe(&self) -> String {
         let fields = self.fields();

@@ -1,9 +1,23 @@
-//! Placements as bytes: what a scheduler hands to its workers.
+//! Serialized placements: a scheduler sends them to its workers.
 //!
-//! Little-endian: u32 version, u32 medium, u64 session, u64 seat, namespace 16, key 32, 4 × u64
-//! packed extents, u64 payload length, u32 parts, u32 length of a file's name, then 32 bytes a part
-//! (offset, length, checksum; the checksum is zero for a part about to be written). Where it lies
-//! outside of the media, there are no extents, and u64 number, u64 offset and the name follow.
+//! All numbers are little-endian. The fields are, in this order:
+//!
+//! | field | type |
+//! | --- | --- |
+//! | version | u32 |
+//! | medium | u32 |
+//! | session | u64 |
+//! | seat | u64 |
+//! | namespace | 16 bytes |
+//! | key | 32 bytes |
+//! | packed extents | 4 × u64 |
+//! | payload length | u64 |
+//! | number of parts | u32 |
+//! | length of the file name | u32 |
+//! | each part: offset, length and checksum | 32 bytes |
+//!
+//! The checksum of a part that is about to be written is zero. A block outside of all media has no
+//! extents. Then number (u64), offset (u64) and name of its [`Outside`] follow.
 
 use kvdepot_arena::format::record::{PARTS_MAX, Packed};
 use kvdepot_arena::parts::{self, Part};
@@ -12,38 +26,40 @@ use kvdepot_host::fds;
 
 use crate::tier::{Outside, TIERS_MAX};
 
-/// Media of one depot that can be mapped, at most: one message over a socket carries descriptors of
-/// them, of the directories of tiers, and of a tier's door and arena.
+/// Maximum number of media of a depot that can be mapped.
+///
+/// One message over a socket carries the descriptors of the media. It also carries those of the
+/// tiers' directories, and those of the remote reader and the arena of a tier.
 pub const MEDIA_MAX: usize = fds::DESCRIPTORS_MAX - 1 - 2 * TIERS_MAX;
 
 const VERSION: u32 = 3;
 const HEAD: usize = 120;
 
-/// Who holds a pin or a reservation.
+/// Holder of a pin or a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Of the depot that gave it.
+    /// Session of the depot that granted the pin or reservation.
     pub session: u64,
-    /// Of the client that asked for it (`roster`); 0 for the depot's own process.
+    /// Number of the client that requested it; 0 for the depot's own process.
     pub seat: u64,
 }
 
 /// A decoded placement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// By the number that the owner gave it; media are never renumbered.
+    /// Number of the medium in its depot. Media are never renumbered.
     pub medium: u32,
-    /// Whose it is.
+    /// Holder of the pin or reservation.
     pub holder: Holder,
-    /// What it is.
+    /// Namespace and key of the block.
     pub identity: Identity,
-    /// Where it lies in the medium.
+    /// Location of the block in the medium.
     pub extents: Packed,
-    /// Bytes of its payload.
+    /// Payload length in bytes.
     pub len: u64,
-    /// Its parts.
+    /// Parts of the block.
     pub parts: Vec<Part>,
-    /// Where it lies in a directory, or behind a door.
+    /// Location of a block outside of all media: in a directory or on another host.
     pub outside: Option<Outside>,
 }
 
@@ -78,16 +94,17 @@ pub(crate) fn encode(
     bytes
 }
 
-/// Reads a placement.
+/// Decodes a placement.
 ///
 /// # Errors
-/// [`Error::Input`] for bytes that are none, or of another release.
+///
+/// [`Error::Input`] if `bytes` are not a placement, or come from another release.
 pub fn decode(bytes: &[u8]) -> Result<Placement, Error> {
     let wrong = |what: &str| {
         Error::input(
             "placements",
             what.to_owned(),
-            "bytes that this release's owner handed out",
+            "a placement from a server of the same release",
         )
     };
     let (head, table) = bytes
@@ -121,7 +138,7 @@ pub fn decode(bytes: &[u8]) -> Result<Placement, Error> {
                 .is_some_and(|end| end <= len)
         });
     if !sound {
-        return Err(wrong("lengths that do not fit"));
+        return Err(wrong("inconsistent lengths"));
     }
     Ok(Placement {
         medium: u32_at(4),
@@ -146,7 +163,7 @@ fn file_of(bytes: &[u8], named: usize) -> Result<Option<Outside>, &'static str> 
         return Ok(None);
     }
     let (Some((number, rest)), true) = (bytes.split_first_chunk(), named > 0) else {
-        return Err("bytes behind the parts");
+        return Err("unexpected bytes after the parts");
     };
     let Some((offset, name)) = rest.split_first_chunk() else {
         return Err("too few bytes");
@@ -157,7 +174,7 @@ fn file_of(bytes: &[u8], named: usize) -> Result<Option<Outside>, &'static str> 
             number: u64::from_le_bytes(*number),
             offset: u64::from_le_bytes(*offset),
         })),
-        _ => Err("a name that is none"),
+        _ => Err("an invalid file name"),
     }
 }
 

@@ -1,5 +1,4 @@
-//! Media made present in a process ahead of their use: the first copies would otherwise stop for a
-//! page fault every few KiB.
+//! Prefaulting of media, so that the first copies do not stop for a page fault every few KiB.
 
 use std::sync::Arc;
 
@@ -12,8 +11,15 @@ use kvdepot_media::Mapping;
 /// to change this process's mappings.
 const STEP: u64 = 16 << 20;
 
-/// Populates media, near to far, until the gate is closed. Memory that nobody has touched yet is
-/// allocated by it; of a file only what is in memory already is mapped.
+/// Prefaults `media`, first to last, until `gate` is closed.
+///
+/// Memory that is still untouched is allocated. Of a file, only the pages that are already in
+/// memory are mapped.
+///
+/// # Errors
+///
+/// * [`Error::Closed`] if `gate` is closed.
+/// * [`Error::Media`] if the system rejects a request, for example for lack of memory.
 pub fn now(media: &[Arc<Mapping>], gate: &Arc<Gate>) -> Result<(), Error> {
     for medium in media {
         let mut at = 0;
@@ -26,21 +32,25 @@ pub fn now(media: &[Arc<Mapping>], gate: &Arc<Gate>) -> Result<(), Error> {
     Ok(())
 }
 
-/// The same in a thread of its own.
+/// Prefaults `media` on a separate thread, like [`now`].
+///
+/// # Errors
+///
+/// [`Error::Io`] if the thread cannot be started.
 pub fn aside(media: Vec<Arc<Mapping>>, gate: Arc<Gate>) -> Result<(), Error> {
     let run = move || {
         // Whatever the calling thread is pinned to.
         let _slower_without = cpu::reset_affinity();
         // Closed meanwhile, or short of memory: then the pages come when they are touched.
         if let Err(error) = now(&media, &gate) {
-            tracing::debug!(%error, "media are not populated ahead");
+            tracing::debug!(%error, "cannot allocate media in advance");
         }
     };
     let spawned = std::thread::Builder::new()
         .name("kvdepot-present".into())
         .spawn(run);
     spawned.map(drop).map_err(|source| Error::Io {
-        path: "thread".into(),
+        path: "cannot start a thread".into(),
         source,
     })
 }

@@ -11,35 +11,38 @@ use parking_lot::Mutex;
 
 use crate::journal::{Journal, Stages};
 
-/// What became of one key of a call.
+/// Outcome of one key of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// Not known yet.
+    /// The outcome is not known yet.
     Pending,
-    /// A get delivered the bytes; a put is acknowledged.
+    /// A get copied the bytes, or a put is acknowledged.
     Done,
     /// A get found no such block.
     Miss,
-    /// The bytes did not verify; the block was unpublished.
+    /// The bytes failed verification, and the block was unpublished.
     Corrupt,
-    /// A get's buffer has another length than the block.
+    /// The buffer of a get has another length than the block.
     Length,
-    /// A put found no room that could be freed.
+    /// A put found no free space, and eviction could not free enough.
     Full,
-    /// A put was dropped because the write-back queue is full (`overload: drop`), or the far
-    /// tier could not take it.
+    /// A put was dropped because the write-back queue is full (`overload: drop`), or because the
+    /// lower tier could not take the block.
     Dropped,
-    /// A put's block had left before anybody asked for it, or follows such a block, and others
-    /// would have to go for it (`admission: learned`); or it stays near, where this was its first
-    /// touch, and a further tier acknowledges (`admission: second`).
+    /// An admission policy rejected the block of a put.
+    ///
+    /// * `admission: learned`: storing it would evict others, and it was evicted unread before or
+    ///   follows such a block in its prompt.
+    /// * `admission: second`: this was its first access, and a lower tier acknowledges puts. The
+    ///   block stays in the upper tier.
     Declined,
-    /// The depot was closed before the far tier had the block.
+    /// The depot was closed before the lower tier had the block.
     Closed,
 }
 
 impl Outcome {
-    /// The reason's name, as `task.errors` gives it; `None` for success.
+    /// Returns the name of the reason in `task.errors`, or `None` for success.
     #[must_use]
     pub fn reason(self) -> Option<&'static str> {
         match self {
@@ -56,15 +59,45 @@ impl Outcome {
     }
 }
 
-/// A put or get under way. Dropping it does not cancel it, and never frees its buffers early:
-/// they belong to the movers until those have stopped.
+/// A put, get, lookup or prefetch in progress.
+///
+/// A put has two milestones: first kvdepot no longer uses the caller's buffers
+/// ([`Task::wait_released`]), then every block has its outcome ([`Task::wait`]). Dropping a task
+/// does not cancel it; kvdepot holds the buffers until the copies have stopped. Clones share the
+/// task.
+///
+/// # Examples
+///
+/// ```
+/// use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, Key, NamespaceSpec, Outcome};
+/// use serde_json::json;
+///
+/// let config = Config::new("Cache", &json!({"cache": {"capacity": "1MiB"}}))?;
+/// let depot = Depot::open(&config)?;
+/// # let spec = NamespaceSpec {
+/// #     model: "m".into(),
+/// #     dtype: "bfloat16".into(),
+/// #     block_tokens: 16,
+/// #     ..NamespaceSpec::default()
+/// # };
+/// let blocks = depot.namespace(&spec)?;
+/// let block = Buffer::from_vec(vec![7; 4096]);
+/// let task = blocks.put(vec![Key([1; 32])], BlockBuffers::whole([block]))?;
+///
+/// task.wait_released(None)?; // The caller may overwrite its memory.
+/// assert_eq!(task.wait(None)?, [true]); // The block is acknowledged.
+/// assert_eq!(task.outcomes(), [Outcome::Done]);
+/// # Ok::<(), kvdepot_store::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Task {
     shared: Arc<Shared>,
 }
 
-/// Told what happens to a task, in order: keys that have their outcome, and of how many keys the
-/// buffers are no longer touched. Called under the task's lock, and must not wait.
+/// Callback for each change of a task, in order.
+///
+/// The arguments are the keys that have received their outcomes, and the number of keys whose
+/// buffers are released. It runs under the lock of the task and must not block.
 pub type Mirror = Box<dyn Fn(&[(usize, Outcome)], usize) + Send + Sync>;
 
 struct Shared {
@@ -90,7 +123,7 @@ struct State {
 type OnDone = Box<dyn FnOnce() + Send>;
 
 impl Task {
-    /// One that is under way.
+    /// Creates a task in progress for `keys` keys.
     pub fn new(keys: usize, journal: Journal) -> Task {
         Task::with_mirror(keys, journal, None)
     }
@@ -115,12 +148,16 @@ impl Task {
         }
     }
 
-    /// Waits until every key has its outcome: a put's blocks are acknowledged, a get's buffers
+    /// Waits until every key has its outcome: blocks of a put are acknowledged, buffers of a get
     /// are filled.
     ///
+    /// Returns for each key whether it succeeded. `timeout` is the maximum time to wait; `None`:
+    /// unlimited.
+    ///
     /// # Errors
-    /// [`Error::Timeout`]; the task goes on. [`Error::Closed`] in a forked child, where nobody
-    /// works on it.
+    ///
+    /// * [`Error::Timeout`] after `timeout`. The task continues.
+    /// * [`Error::Closed`] in a forked child, whose copy threads do not run.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Vec<bool>, Error> {
         self.wait_until("the task", timeout, State::is_done)?;
         Ok(self
@@ -130,30 +167,35 @@ impl Task {
             .collect())
     }
 
-    /// Waits until the caller's buffers are no longer touched.
+    /// Waits until kvdepot no longer uses the caller's buffers.
+    ///
+    /// `timeout` is the maximum time to wait; `None`: unlimited.
     ///
     /// # Errors
-    /// As [`Task::wait`].
+    ///
+    /// Those of [`Task::wait`].
     pub fn wait_released(&self, timeout: Option<Duration>) -> Result<(), Error> {
         self.wait_until("the release of the buffers", timeout, |state| {
             state.held == 0
         })
     }
 
-    /// Whether every key has its outcome.
+    /// Returns true if every key has its outcome.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.shared.state.lock().is_done()
     }
 
-    /// The outcomes so far, one a key.
+    /// Returns the current outcome of each key.
     #[must_use]
     pub fn outcomes(&self) -> Vec<Outcome> {
         self.shared.state.lock().outcomes.clone()
     }
 
-    /// Calls `call` once every key has its outcome: at once when that is so already, else from
-    /// whatever thread settles the last one, which must not be kept.
+    /// Calls `call` when every key has its outcome.
+    ///
+    /// If the task is done already, `call` runs immediately. Otherwise it runs on the thread that
+    /// records the last outcome, and must not block that thread.
     pub fn on_done(&self, call: impl FnOnce() + Send + 'static) {
         let mut state = self.shared.state.lock();
         if !state.is_done() {
@@ -200,7 +242,7 @@ impl Task {
         Ok(())
     }
 
-    /// Gives keys their outcome and lets go of their buffers.
+    /// Records outcomes of keys and releases their buffers.
     pub fn settle(&self, each: impl IntoIterator<Item = (usize, Outcome)>) {
         let each: Vec<_> = each.into_iter().collect();
         self.change(&each, each.len());
@@ -216,12 +258,12 @@ impl Task {
         self.change(each, 0);
     }
 
-    /// Says that the buffers of so many keys are no longer touched.
+    /// Records that the buffers of `keys` further keys are released.
     pub fn release(&self, keys: usize) {
         self.change(&[], keys);
     }
 
-    /// Repeats a step, as a mirror was told it; keys that have their outcome keep it.
+    /// Applies a change that a [`Mirror`] received. Keys that have an outcome keep it.
     pub fn repeat(&self, settled: &[(usize, Outcome)], released: usize) {
         self.update(|state| {
             let mut known = 0;
@@ -235,7 +277,7 @@ impl Task {
         });
     }
 
-    /// Ends it: no lane touches its buffers, and keys without an outcome get this one.
+    /// Ends the task: all buffers are released, and keys without an outcome receive `outcome`.
     pub fn abandon(&self, outcome: Outcome) {
         self.update(|state| {
             for index in 0..state.outcomes.len() {

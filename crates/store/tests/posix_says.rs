@@ -371,7 +371,7 @@ fn a_file_of_a_later_release_is_named_so_declined_and_kept() {
             "{lines:?}"
         );
         assert!(
-            !lines.iter().any(|line| line.contains("is not the block")),
+            !lines.iter().any(|line| line.contains("does not match")),
             "{lines:?}"
         );
         depot.close();
@@ -484,7 +484,7 @@ fn blocks_that_cannot_be_stored_are_one_line_of_the_log() {
         let stored = put(&ns, &numbers, LEN);
         assert!(stored.iter().all(|stored| !stored), "{stored:?}");
     }
-    let mut lines = lines_with("cannot be stored");
+    let mut lines = lines_with("cannot store a block");
     lines.retain(|line| line.contains(at.to_str().unwrap()));
     assert_eq!(lines.len(), 1, "{lines:?}");
     depot.close();

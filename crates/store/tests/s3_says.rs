@@ -51,8 +51,8 @@ impl Subscriber for Log {
 
 #[test]
 fn a_store_that_refuses_says_so_once_and_when_that_is_over() {
-    const REFUSES: &str = "the object store refuses a request";
-    const MENDED: &str = "the object store takes requests again";
+    const REFUSES: &str = "object store rejected a request";
+    const MENDED: &str = "object store accepts requests again";
     let log = Log::default();
     tracing::subscriber::set_global_default(log.clone()).unwrap();
     let server = Server::start();
@@ -73,8 +73,8 @@ fn a_store_that_refuses_says_so_once_and_when_that_is_over() {
         // It is out of order again within the minute, which is only counted.
         assert_eq!((said(REFUSES), said(MENDED)), (1, 1), "round {round}");
     }
-    let faults = depot.stats().tiers[0].faults.clone();
-    assert!(faults["refused"] >= 60, "{faults:?}");
+    let faults = depot.stats().tiers[0].request_errors.clone();
+    assert!(faults["access_denied"] >= 60, "{faults:?}");
     let all = log.0.lock().unwrap();
     assert!(all.len() <= 4, "{all:?}");
     drop(all);

@@ -106,7 +106,7 @@ pub(crate) fn run<H: Host>(listener: &Unshared<impl AsFd>, host: &Arc<H>) {
                     drop(arrival.say(&last));
                 }
                 Heard::Little if now < arrival.until => waiting.push(arrival),
-                Heard::Little => host.refused(arrival.peer, "it has not proved itself in time"),
+                Heard::Little => host.refused(arrival.peer, "it did not authenticate in time"),
             }
         }
         if !ready[0] {
@@ -119,7 +119,10 @@ pub(crate) fn run<H: Host>(listener: &Unshared<impl AsFd>, host: &Arc<H>) {
         }
         if waiting.len() > most() {
             let dropped = waiting.remove(to_drop(&waiting));
-            host.refused(dropped.peer, "it is silent, and too many others are");
+            host.refused(
+                dropped.peer,
+                "closed, because too many connections have not authenticated yet",
+            );
         }
     }
 }
@@ -246,7 +249,7 @@ impl Arrival {
         }
         // It need not try again, as one does whose connection ends.
         let last = vec![0; MAC];
-        Ok(Heard::Wrong("it has another token".to_owned(), last))
+        Ok(Heard::Wrong("it uses a different token".to_owned(), last))
     }
 
     /// The answer to a hello.
@@ -270,7 +273,7 @@ impl Arrival {
                     let mut bytes = [0; size_of::<Hello>() + MAC];
                     let room = &mut bytes[..missing];
                     match rustix::net::recv(&*socket, &mut *room, RecvFlags::DONTWAIT) {
-                        Ok((_, 0)) => return Err(lost("it has ended")),
+                        Ok((_, 0)) => return Err(lost("it closed the connection")),
                         Ok((_, got)) => self.heard.extend_from_slice(&bytes[..got]),
                         Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
                         Err(error) => return Err(lost(error)),
@@ -295,7 +298,7 @@ impl Arrival {
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
                 match rustix::net::send(&*socket, bytes, flags).map_err(lost)? {
                     sent if sent == bytes.len() => Ok(()),
-                    _ => Err(lost("it takes nothing")),
+                    _ => Err(lost("it does not read")),
                 }
             }
             Way::Tls(talk) => talk.say(bytes),

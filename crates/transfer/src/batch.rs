@@ -13,19 +13,47 @@ use crate::task::{Load, Progress};
 use crate::window::Window;
 use crate::wire::ROWS_MAX;
 
-/// One range to move.
+/// Transfer of one range, as part of a batch.
+///
+/// # Examples
+/// ```
+/// # use std::sync::Arc;
+/// # use kvdepot_media::Buffer;
+/// # use kvdepot_transfer::{Config, Engine, Options, Rights};
+/// use kvdepot_transfer::{Op, Request};
+///
+/// # let target = Arc::new(Engine::start(Config::default())?);
+/// # let memory = Buffer::from_vec(vec![7; 4096]);
+/// # let _published = target.publish(b"pages", &[memory], Rights::READ, None)?;
+/// # let engine = Engine::start(Config { listen: None, ..Config::default() })?;
+/// # let pages = Buffer::from_vec(vec![0; 4096]);
+/// # let _registered = engine.register(&[pages.clone()])?;
+/// # let remote = engine.open(target.address().expect("it listens"), b"pages")?;
+/// // Reads four ranges of 64 bytes, and leaves gaps between them.
+/// let requests = [0, 256, 512, 768].map(|offset| Request {
+///     op: Op::Read,
+///     local: pages.addr() as u64 + offset,
+///     remote: &remote,
+///     offset,
+///     len: 64,
+/// });
+/// let task = engine.run(requests.into_iter(), Options::default())?;
+/// assert!(task.is_done());
+/// # assert_eq!(pages.to_vec()[256..][..65], [&[7; 64][..], &[0]].concat());
+/// # Ok::<_, kvdepot_transfer::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "made by callers")]
 pub struct Request<'a> {
-    /// Which way.
+    /// Direction of the transfer.
     pub op: Op,
-    /// The address of its memory in this process, which is registered.
+    /// Address of the range in this process, in registered memory.
     pub local: u64,
     /// Memory of a peer.
     pub remote: &'a Remote,
-    /// Where in that.
+    /// Offset of the range in the memory of the peer, in bytes.
     pub offset: u64,
-    /// How many bytes, at least one.
+    /// Length of the range, in bytes; at least 1.
     pub len: u64,
 }
 

@@ -1,5 +1,6 @@
 //! What an engine is told.
 
+use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -11,44 +12,52 @@ use crate::tls::Tls;
 /// What a longer time of a batch is cut to.
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 
-/// How an engine works.
-#[derive(Clone, Debug)]
+/// Options of an engine. Its `Debug` output does not contain the token.
+#[derive(Clone)]
 #[expect(clippy::exhaustive_structs, reason = "made from its default")]
 pub struct Config {
-    /// Where peers connect to; port 0 is any that is free. `None`: nobody can.
+    /// Address for connections from peers; port 0 is any free port. With `None` peers cannot
+    /// connect. Default: `127.0.0.1:0`.
     pub listen: Option<SocketAddr>,
-    /// What both sides have to know. Without it, and without `tls`, only loopback addresses are
-    /// listened at.
+    /// Secret that both sides must have; empty for none. Without a token and without `tls`, an
+    /// engine listens on loopback addresses only. Default: empty.
     pub token: Vec<u8>,
-    /// What protects connections and proves both sides to each other; `None`: they go in the clear.
+    /// Certificates that protect connections and authenticate both sides. With `None` connections
+    /// are not encrypted. Default: `None`.
     pub tls: Option<Tls>,
-    /// Listens at any address without a token and TLS all the same: whoever reaches it is trusted.
+    /// True to listen on any address without a token and without TLS. Every process that can
+    /// connect is then trusted. Default: false.
     pub allow_unauthenticated: bool,
-    /// Connections to a peer that slices go over, 1 to 64.
+    /// Number of connections to a peer, 1 to 64, and of threads for copies on one host. Default: 2.
     pub streams: usize,
-    /// Most bytes of a slice, 4 KiB to 32 MiB. Larger ones cost fewer calls, smaller ones let what
-    /// is urgent overtake sooner, and keep hashed bytes in the caches.
+    /// Largest slice, in bytes, 4 KiB to 32 MiB. Larger slices need fewer calls. Smaller ones let
+    /// urgent transfers overtake sooner, and keep hashed bytes in the CPU caches. Default: 512 KiB.
     pub slice_size: u64,
-    /// A rest of at most so many bytes joins the slice before it, 0 to `slice_size`.
+    /// Largest remainder, in bytes, that joins the slice before it, 0 to `slice_size`. Default: 64
+    /// KiB.
     pub tail_merge: u64,
-    /// Slices that are ready before they are handed on, while the rest is still being planned.
+    /// Number of slices that are ready before the first is sent, while the rest is still planned.
+    /// At least 1; default: 4.
     pub watermark: usize,
-    /// Slices of a connection that may be unanswered, 1 to 1024. What is urgent waits behind them.
+    /// Number of slices per connection without a response, 1 to 1024. Urgent transfers wait for
+    /// them. Default: 8.
     pub window: usize,
-    /// Whether memory of this host, of processes of the same user, is reached without a connection.
+    /// True to use shared memory with processes of the same host and user. Default: true.
     pub local: bool,
-    /// RDMA devices that are used, by their names, such as `mlx5_0`; `None`: all that are found.
+    /// Names of the RDMA devices to use, for example `mlx5_0`. With `None` the engine uses all
+    /// devices that it finds, or with TLS none. Default: `None`.
     pub rdma: Option<Vec<String>>,
-    /// Whether each slice that goes over a connection is under a checksum.
+    /// True to protect each slice on a connection with a checksum. Default: false.
     pub checksum: bool,
-    /// Whether whoever reads verifies what has come by itself: with `checksum` only what is written
-    /// is under one then.
+    /// True if the caller verifies the data that it reads. Then `checksum` applies to writes only.
+    /// Default: false.
     pub verifies_reads: bool,
-    /// How often what failed on the way is tried again.
+    /// Number of retries after a transfer error. Default: 4.
     pub retries: u32,
-    /// How long connecting, greeting, opening and calling may take.
+    /// Time-out for connecting, for the handshake, for opening a name and for calls, 1 ms to 1 h.
+    /// Default: 5 s.
     pub timeout: Duration,
-    /// Connections that others may have to this engine.
+    /// Largest number of connections from peers, 1 to 1,048,576. Default: 1024.
     pub connections_max: usize,
 }
 
@@ -72,6 +81,47 @@ impl Default for Config {
             timeout: Duration::from_secs(5),
             connections_max: 1024,
         }
+    }
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Config {
+            listen,
+            token: _,
+            tls,
+            allow_unauthenticated,
+            streams,
+            slice_size,
+            tail_merge,
+            watermark,
+            window,
+            local,
+            rdma,
+            checksum,
+            verifies_reads,
+            retries,
+            timeout,
+            connections_max,
+        } = self;
+        f.debug_struct("Config")
+            .field("listen", listen)
+            .field("token", &"…")
+            .field("tls", tls)
+            .field("allow_unauthenticated", allow_unauthenticated)
+            .field("streams", streams)
+            .field("slice_size", slice_size)
+            .field("tail_merge", tail_merge)
+            .field("watermark", watermark)
+            .field("window", window)
+            .field("local", local)
+            .field("rdma", rdma)
+            .field("checksum", checksum)
+            .field("verifies_reads", verifies_reads)
+            .field("retries", retries)
+            .field("timeout", timeout)
+            .field("connections_max", connections_max)
+            .finish()
     }
 }
 
@@ -140,12 +190,13 @@ impl Config {
             self.timeout.as_millis() as u64,
             1,
             3_600_000,
-            "1 ms to an hour",
+            "1 ms to 1 hour",
         )?;
         let open = self.listen.filter(|address| !address.ip().is_loopback());
         match open {
             Some(address) if self.trusts_anybody() && !self.allow_unauthenticated => {
-                let allowed = "a loopback address, or a token or TLS, or allow_unauthenticated";
+                let allowed =
+                    "a loopback address, or any address with a token, TLS or allow_unauthenticated";
                 Err(Error::input("listen", address, allowed))
             }
             _ => Ok(()),
@@ -153,13 +204,14 @@ impl Config {
     }
 }
 
-/// How one batch is moved.
+/// Options of one batch.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "made from its default")]
 pub struct Options {
-    /// When it is over at the latest, and no more than an hour. What is not done then has failed.
+    /// Time-out of the batch, at most an hour. Requests that are not done by then fail. Default: 30
+    /// s.
     pub timeout: Duration,
-    /// What goes first where there is more than goes at once.
+    /// Priority over other batches. Default: [`Priority::Normal`].
     pub priority: Priority,
 }
 
@@ -182,6 +234,20 @@ impl Default for Options {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn debug_output_shows_all_options_but_the_token() {
+        let config = Config {
+            token: b"secret".to_vec(),
+            ..Config::default()
+        };
+        let shown = format!("{config:?}");
+        let expected = "Config { listen: Some(127.0.0.1:0), token: \"…\", tls: None, \
+            allow_unauthenticated: false, streams: 2, slice_size: 524288, tail_merge: 65536, \
+            watermark: 4, window: 8, local: true, rdma: None, checksum: false, \
+            verifies_reads: false, retries: 4, timeout: 5s, connections_max: 1024 }";
+        assert_eq!(shown, expected);
+    }
 
     #[test]
     fn a_time_beyond_an_hour_is_an_hour() {

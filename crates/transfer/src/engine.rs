@@ -24,10 +24,36 @@ use crate::tls::Secured;
 use crate::watch::{Found, Watch};
 use crate::wire::{BYTES_MAX, Bytes, Key, Verb};
 
-/// Most requests of a batch.
+/// Largest number of requests in a batch.
 pub const REQUESTS_MAX: usize = 1_000_000;
 
-/// An engine. Dropping it closes it.
+/// Transfer engine of one process. Dropping it closes it.
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+/// use std::time::Duration;
+///
+/// use kvdepot_media::Buffer;
+/// use kvdepot_transfer::{Config, Engine, Op, Options, Priority, Request, Rights};
+///
+/// let target = Arc::new(Engine::start(Config::default())?);
+/// let memory = Buffer::from_vec(vec![0; 4096]);
+/// let _published = target.publish(b"pages", &[memory.clone()], Rights::WRITE, None)?;
+/// let address = target.address().expect("the default configuration listens");
+///
+/// let engine = Engine::start(Config { listen: None, ..Config::default() })?;
+/// let pages = Buffer::from_vec(vec![7; 4096]);
+/// let _registered = engine.register(&[pages.clone()])?;
+/// let remote = engine.open(address, b"pages")?;
+/// let local = pages.addr() as u64;
+/// let request = Request { op: Op::Write, local, remote: &remote, offset: 0, len: 4096 };
+/// let options = Options { timeout: Duration::from_secs(10), priority: Priority::Urgent };
+/// let task = engine.submit([request].into_iter(), options)?;
+/// assert!(task.wait(None) && task.is_done());
+/// assert_eq!(memory.to_vec(), [7; 4096]);
+/// # Ok::<_, kvdepot_transfer::Error>(())
+/// ```
 pub struct Engine {
     config: Config,
     id: [u8; 16],
@@ -49,45 +75,46 @@ pub struct Engine {
     bytes: AtomicU64,
 }
 
-/// What an engine has done so far.
+/// Counters of an engine since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Requests submitted.
+    /// Number of submitted requests.
     pub requests: u64,
-    /// Their bytes, but for those of requests that cannot be.
+    /// Bytes of the submitted requests, without invalid ones.
     pub bytes: u64,
-    /// Frames sent to peers.
+    /// Number of frames sent to peers.
     pub frames: u64,
-    /// How often RDMA devices were told of work requests.
+    /// Number of posts to RDMA devices. One post contains several work requests.
     pub posts: u64,
-    /// Of how many.
+    /// Number of RDMA work requests.
     pub work_requests: u64,
-    /// Peers that it knows.
+    /// Number of known peers.
     pub peers: u64,
-    /// Connections that others have to it.
+    /// Number of connections from peers.
     pub connections: u64,
-    /// Connections that were not greeted: silent, another token, too many, or no engine.
+    /// Number of connections from peers that failed the handshake, for example because of another
+    /// token or too many connections.
     pub refused_greetings: u64,
-    /// Slices, names and calls that were refused.
+    /// Number of rejected slices, names and calls.
     pub refused_grants: u64,
-    /// Connections ended because a frame broke a rule.
+    /// Number of connections that were closed because of a malformed frame.
     pub malformed_frames: u64,
 }
 
 impl Engine {
-    /// Starts one.
+    /// Starts an engine.
     ///
     /// # Errors
-    /// [`Error::Input`] for a wrong configuration, [`Error::Io`] where it cannot listen.
+    /// [`Error::Input`] if an option is not allowed, and [`Error::Io`] if the engine cannot listen.
     pub fn start(config: Config) -> Result<Engine, Error> {
         Engine::answering(config, None)
     }
 
-    /// Starts one that answers calls.
+    /// Starts an engine that responds to the calls of peers with `answers`.
     ///
     /// # Errors
-    /// As [`Engine::start`].
+    /// [`Error::Input`] if an option is not allowed, and [`Error::Io`] if the engine cannot listen.
     pub fn answering(config: Config, answers: Option<Arc<dyn Answers>>) -> Result<Engine, Error> {
         config.check()?;
         let origin = Origin::here()
@@ -98,7 +125,9 @@ impl Engine {
         let names = Arc::new(Names::default());
         let peers: Arc<Peers> = Arc::default();
         let fabric = Fabric::open(config.devices()).map_err(|error| {
-            Error::input("rdma", error, "RDMA devices that can be used, or none")
+            let names = config.devices().unwrap_or_default().join(", ");
+            let allowed = "names of usable RDMA devices, or an empty list for TCP only";
+            Error::input("rdma", format!("{names} ({error})"), allowed)
         })?;
         let fabric = fabric.map(Arc::new);
         let movers = Arc::new(Movers::new(config.streams));
@@ -170,13 +199,13 @@ impl Engine {
         }
     }
 
-    /// Where it listens.
+    /// Returns the address that the engine listens on, or `None` if it does not listen.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.server.as_ref().map(Server::address)
     }
 
-    /// What this engine is known by to those that connect to it.
+    /// Returns the ID of the engine, 16 random bytes, by which its initiators recognize it.
     #[must_use]
     pub fn id(&self) -> [u8; 16] {
         self.id
@@ -189,12 +218,12 @@ impl Engine {
         }
     }
 
-    /// Lets batches use memory of this process, until what is returned is dropped; batches that
-    /// use it then keep it until they end.
+    /// Registers memory of this process for use in batches, until the returned value is dropped.
+    /// Batches in progress at that time keep the memory until they end.
     ///
     /// # Errors
-    /// [`Error::Input`] where some of it is registered already, or is no memory of this process;
-    /// nothing is registered then.
+    /// [`Error::Input`] if a buffer is registered already or is not memory of this process; then
+    /// nothing is registered.
     pub fn register(&self, buffers: &[Buffer]) -> Result<Registered, Error> {
         self.check()?;
         let regions = self.memory.register(buffers)?;
@@ -205,11 +234,28 @@ impl Engine {
         })
     }
 
-    /// Lets peers use memory of this process under a name, in the order of the buffers, until what
-    /// is returned is dropped, or for as long as `lasts`.
+    /// Publishes memory of this process under a name, so that peers can use it with these `rights`.
+    ///
+    /// The grant consists of `buffers` in their order. It ends when the returned value is dropped,
+    /// or after `lasts`; `None` is for no time limit. `name` has 1 to 1024 bytes.
     ///
     /// # Errors
-    /// [`Error::Input`] where the name is taken, or the memory does not allow it.
+    /// [`Error::Input`] if the name is in use, or the memory does not allow the rights.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use kvdepot_media::Buffer;
+    /// use kvdepot_transfer::{Config, Engine, Rights};
+    ///
+    /// let engine = Arc::new(Engine::start(Config::default())?);
+    /// let pages = [Buffer::from_vec(vec![0; 4096]), Buffer::from_vec(vec![0; 8192])];
+    /// let published = engine.publish(b"pages", &pages, Rights::READ, None)?;
+    /// assert_eq!(published.name(), b"pages");
+    /// drop(published); // from now on peers cannot access the memory
+    /// # Ok::<_, kvdepot_transfer::Error>(())
+    /// ```
     pub fn publish(
         self: &Arc<Self>,
         name: &[u8],
@@ -226,10 +272,11 @@ impl Engine {
         })
     }
 
-    /// As [`Engine::publish`], under a name that nobody can guess: who is told it has the right.
+    /// Publishes memory under a random name of 32 bytes, like [`Engine::publish`]. Every peer that
+    /// receives the name has the rights.
     ///
     /// # Errors
-    /// As there.
+    /// [`Error::Input`] if the memory does not allow the rights.
     pub fn grant(
         self: &Arc<Self>,
         buffers: &[Buffer],
@@ -239,10 +286,11 @@ impl Engine {
         self.publish(&random::<32>()?, buffers, rights, lasts)
     }
 
-    /// Opens what a peer has published under a name.
+    /// Opens memory that the engine at `peer` has published under `name`.
     ///
     /// # Errors
-    /// [`Error::Unreachable`], [`Error::Refused`].
+    /// [`Error::Unreachable`] if the peer does not respond, and [`Error::Refused`] if it rejects
+    /// the request, for example because the name is unknown.
     pub fn open(&self, peer: SocketAddr, name: &[u8]) -> Result<Remote, Error> {
         self.check()?;
         let fabric = self.fabric.as_ref().map(|fabric| (fabric, &self.memory));
@@ -256,10 +304,12 @@ impl Engine {
         )
     }
 
-    /// Asks what a peer's [`Answers`] answer.
+    /// Sends `call`, at most 64 MiB, to the [`Answers`] of the engine at `peer`, and returns the
+    /// response.
     ///
     /// # Errors
-    /// [`Error::Unreachable`], [`Error::Refused`].
+    /// [`Error::Input`] if `call` is too long, [`Error::Unreachable`] if the peer does not respond,
+    /// and [`Error::Refused`] if it rejects the call.
     pub fn call(&self, peer: SocketAddr, call: Vec<u8>) -> Result<Vec<u8>, Error> {
         self.converse(peer, call, self.config.timeout)
             .map(|(answer, _)| answer)
@@ -315,10 +365,11 @@ impl Engine {
         self.launch_of(&Memory::of(region), requests, options, Some(then), false)
     }
 
-    /// Whether a peer is there.
+    /// Checks that the engine at `peer` responds.
     ///
     /// # Errors
-    /// As [`Engine::open`].
+    /// [`Error::Unreachable`] if the peer does not respond, and [`Error::Refused`] if it rejects
+    /// the request.
     pub fn ping(&self, peer: SocketAddr) -> Result<(), Error> {
         self.check()?;
         let peer = self.peer(peer)?;
@@ -342,18 +393,18 @@ impl Engine {
         })
     }
 
-    /// Forgets a peer: what is under way for it fails, and its connections end.
+    /// Forgets a peer: transfers in progress with it fail, and its connections are closed.
     pub fn forget(&self, peer: SocketAddr) {
         if self.origin.is_here() {
             self.peers.forget(peer);
         }
     }
 
-    /// Moves all of these; see [`Task`].
+    /// Submits a batch, and returns its [`Task`].
     ///
     /// # Errors
-    /// [`Error::Input`] for too many, [`Error::Closed`]. What is wrong with single requests is
-    /// their own [`Status`](crate::Status).
+    /// [`Error::Input`] if there are more than [`REQUESTS_MAX`] requests, and [`Error::Closed`] if
+    /// the engine is closed. An invalid request has its own [`Status`](crate::Status).
     pub fn submit<'r>(
         &self,
         requests: impl ExactSizeIterator<Item = Request<'r>>,
@@ -362,11 +413,13 @@ impl Engine {
         self.launch(requests, options, None, false)
     }
 
-    /// The same, and calls `then` when nothing moves any more, in the thread that finishes last. It
-    /// must not wait for anything, nor drop the last handle of the engine, whose threads that ends.
+    /// Submits a batch, and calls `then` when the engine no longer uses the memory of the batch.
+    ///
+    /// The thread that finishes last calls `then`. The callback must not wait, and must not drop
+    /// the last handle of the engine, which would end that thread.
     ///
     /// # Errors
-    /// As [`Engine::submit`]; `then` is not called.
+    /// Errors of [`Engine::submit`]; `then` is not called.
     pub fn submit_then<'r>(
         &self,
         requests: impl ExactSizeIterator<Item = Request<'r>>,
@@ -376,11 +429,11 @@ impl Engine {
         self.launch(requests, options, Some(Box::new(move |_| then())), false)
     }
 
-    /// Moves all of these, and waits. A small batch is carried by this thread, without waking
-    /// another.
+    /// Submits a batch, and waits until it has ended. A small batch is moved by the calling thread,
+    /// without waking another one.
     ///
     /// # Errors
-    /// As [`Engine::submit`].
+    /// Errors of [`Engine::submit`].
     pub fn run<'r>(
         &self,
         requests: impl ExactSizeIterator<Item = Request<'r>>,
@@ -449,8 +502,8 @@ impl Engine {
         Ok(task)
     }
 
-    /// Ends a task before it is over, and waits for that: nothing touches its memory then. What was
-    /// done stays done.
+    /// Cancels a task, and waits until the engine no longer uses its memory. Transfers that are
+    /// done stay done.
     pub fn cancel(&self, task: &Task) {
         if !self.origin.is_here() {
             return;
@@ -465,7 +518,7 @@ impl Engine {
         }
     }
 
-    /// What it has done so far.
+    /// Returns the counters of the engine.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let peers = self.peers.all();
@@ -490,8 +543,10 @@ impl Engine {
         stats
     }
 
-    /// Ends all that is under way, of this engine and of others with it. When this returns no
-    /// thread of it is left, and nothing touches memory.
+    /// Ends all transfers in progress, of this engine and of others with it.
+    ///
+    /// When the call returns, all threads of the engine have ended, and the engine no longer uses
+    /// any memory.
     pub fn close(&self) {
         if !self.origin.is_here() || self.is_closed.swap(true, Ordering::AcqRel) {
             return;
@@ -527,7 +582,21 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// Memory that batches may use. Dropping it is the end of that.
+/// Registered memory. Dropping the value ends the registration.
+///
+/// # Examples
+/// ```
+/// use kvdepot_media::Buffer;
+/// use kvdepot_transfer::{Config, Engine};
+///
+/// let engine = Engine::start(Config::default())?;
+/// let pages = Buffer::from_vec(vec![0; 4096]);
+/// let registered = engine.register(&[pages.clone()])?;
+/// assert!(engine.register(&[pages.clone()]).is_err()); // it is registered already
+/// drop(registered);
+/// let _again = engine.register(&[pages])?;
+/// # Ok::<_, kvdepot_transfer::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Registered {
     memory: Arc<Memory>,
@@ -544,7 +613,10 @@ impl Drop for Registered {
     }
 }
 
-/// Memory that peers may use. Dropping it withdraws it: when that returns no peer touches it.
+/// Published memory: a grant. Dropping the value withdraws the grant; after that, peers no longer
+/// access the memory.
+///
+/// [`Engine::publish`] has an example.
 #[derive(Debug)]
 pub struct Published {
     engine: Arc<Engine>,
@@ -553,7 +625,7 @@ pub struct Published {
 }
 
 impl Published {
-    /// What peers open it by.
+    /// Returns the name that peers open.
     #[must_use]
     pub fn name(&self) -> &[u8] {
         &self.name

@@ -3,47 +3,55 @@
 use std::fmt;
 use std::io;
 
-/// Why a call was refused.
+/// Reason of a failed call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An option, or an argument, that cannot be.
-    #[error("{field}: {value} is not allowed: {allowed}")]
+    /// An option or argument that is not allowed.
+    #[error("{}", not_allowed(field, value, allowed))]
     Input {
-        /// Which one.
+        /// Name of the option or argument.
         field: &'static str,
-        /// What it was.
+        /// Value of the option or argument.
         value: String,
-        /// What it may be.
+        /// Allowed values.
         allowed: &'static str,
     },
-    /// The system refuses something of this host.
-    #[error("{what}: {source}")]
+    /// An operation of the operating system failed on this host.
+    #[error("cannot {what}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation.
         what: String,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A peer cannot be reached, or does not answer.
+    /// A peer cannot be reached, or does not respond.
     #[error("peer {peer}: {reason}")]
     Unreachable {
-        /// Its address.
+        /// Address of the peer.
         peer: String,
-        /// What happened.
+        /// Description of the failure.
         reason: String,
     },
-    /// A peer was reached and refuses.
-    #[error("peer {peer} refuses: {reason}")]
+    /// A peer rejected the request.
+    #[error("peer {peer} rejected the request: {reason}")]
     Refused {
-        /// Its address.
+        /// Address of the peer.
         peer: String,
-        /// Why.
+        /// Reason that the peer sent.
         reason: String,
     },
-    /// The engine is closed, or another process's.
+    /// The engine is closed, or belongs to the process that this one was forked from.
     #[error("the engine is closed")]
     Closed,
+}
+
+/// The text of a value that is not allowed, or that is missing.
+fn not_allowed(field: &str, value: &str, allowed: &str) -> String {
+    match value {
+        "missing" => format!("{field} is required: {allowed}"),
+        _ => format!("{field}: {value} is not allowed; allowed: {allowed}"),
+    }
 }
 
 impl Error {
@@ -65,26 +73,26 @@ impl Error {
     }
 }
 
-/// Why a request was not done.
+/// Reason of a failed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum Fault {
-    /// Its local memory is not registered, or not for that.
+    /// The local memory is not registered, or does not allow the operation.
     Local = 2,
-    /// It reaches beyond what was granted.
+    /// The range exceeds the grant.
     Range = 3,
-    /// What was granted does not allow it.
+    /// The grant does not allow the operation.
     Rights = 4,
-    /// Nothing is granted under that name any more.
+    /// There is no such grant, for example because it was withdrawn.
     Unknown = 5,
-    /// What arrived did not match its checksum, again and again.
+    /// The checksum did not match in any try.
     Checksum = 6,
-    /// Memory of the target could not be read or written.
+    /// The target could not read or write its memory.
     Failed = 7,
-    /// The peer is gone, or does not answer, and retries are used up.
+    /// The peer was lost or does not respond, and all retries failed.
     Lost = 8,
-    /// The task's time was over.
+    /// The task timed out.
     TimedOut = 9,
     /// The task was cancelled.
     Cancelled = 10,
@@ -107,7 +115,7 @@ impl Fault {
         Fault::Closed,
     ];
 
-    /// One word, as metrics and bindings have it.
+    /// Returns the name that metrics and language bindings use, for example `"timed_out"`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -11,7 +11,7 @@ use crate::task::{Hold, Progress};
 use crate::window::{Granted, Window};
 use crate::wire::Row;
 
-/// Which way bytes go, as the initiator sees it.
+/// Direction of a transfer, as the initiator sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "there is no third")]
 pub enum Op {

@@ -8,7 +8,7 @@ use crate::wire::{
     rows_sum, total,
 };
 
-/// What was read of some bytes, for a count of what a run has reached.
+/// Decodes `bytes` as each kind of message, and returns the number of successful decodings.
 pub fn wire(bytes: &[u8]) -> usize {
     let mut read = 0;
     if let Ok((hello, _)) = Hello::read_from_prefix(bytes) {

@@ -13,28 +13,28 @@ use crate::error::Error;
 use crate::socket::Ranges;
 use crate::wire::{NAME_MAX, Row, Status};
 
-/// What a grant allows.
+/// Rights of a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "there are two")]
 pub struct Rights {
-    /// Peers may read.
+    /// True if peers may read.
     pub read: bool,
-    /// Peers may write.
+    /// True if peers may write.
     pub write: bool,
 }
 
 impl Rights {
-    /// To read.
+    /// Right to read.
     pub const READ: Rights = Rights {
         read: true,
         write: false,
     };
-    /// To write.
+    /// Right to write.
     pub const WRITE: Rights = Rights {
         read: false,
         write: true,
     };
-    /// Both.
+    /// Rights to read and to write.
     pub const BOTH: Rights = Rights {
         read: true,
         write: true,
@@ -93,10 +93,10 @@ impl Grant {
         lasts: Option<Duration>,
     ) -> Result<Arc<Grant>, Error> {
         if buffers.is_empty() || buffers.iter().any(|one| one.is_empty() || !one.is_memory()) {
-            let allowed = "memory of this process, of at least one byte each";
+            let allowed = "one or more buffers in host memory, each of at least one byte";
             return Err(Error::input(
                 "buffers",
-                format!("{} of them", buffers.len()),
+                format!("{} buffers", buffers.len()),
                 allowed,
             ));
         }
@@ -104,7 +104,7 @@ impl Grant {
             return Err(Error::input(
                 "rights",
                 "write",
-                "to read: memory is read-only",
+                "read only, because the memory is read-only",
             ));
         }
         // A time beyond the clock's range never comes.
@@ -252,7 +252,7 @@ impl Names {
             return Err(Error::input(
                 "name",
                 shown(),
-                "one that nothing is published under",
+                "a name that is not published yet",
             ));
         }
         all.insert(name.to_vec(), Arc::clone(&grant));

@@ -1,12 +1,54 @@
-//! Batched transfer between processes and hosts: thousands of small pieces at the speed of one
-//! large one.
+//! Transfer engine: batches of many small transfers between processes and hosts, at the speed of
+//! one large transfer.
 //!
-//! An [`Engine`] registers memory of its process, publishes some of it, opens what others have
-//! published, and submits batches of reads and writes. Processes of one host copy by themselves;
-//! others go by RDMA devices where both ends have some, or over connections. What goes over the
-//! wire, and what may be relied on, is written down in `docs/transfer.md`.
+//! A process has one [`Engine`]. It registers local memory, publishes memory under names, opens
+//! names of other engines, and submits batches of reads and writes. A published range with its
+//! rights is a *grant*. The *initiator* submits a batch; the *target* published the memory and
+//! needs no other call.
 //!
-//! [`membership`] knows which hosts there are, and [`homes`] on which of them a key's block lives.
+//! | type | content |
+//! | --- | --- |
+//! | [`Engine`], [`Config`], [`Settings`] | engine of this process, and its options |
+//! | [`Registered`] | local memory that batches may use |
+//! | [`Published`], [`Rights`] | memory of this process that peers may use: a grant |
+//! | [`Remote`] | memory of a peer, opened by its name |
+//! | [`Request`], [`Task`] | one range of a batch, and a submitted batch |
+//! | [`Answers`] | responses to the calls of peers |
+//! | [`membership::Membership`] | hosts of a cluster |
+//! | [`homes::HomeMap`] | replica hosts of a key |
+//!
+//! If both processes are on one host and of one user, the initiator copies from and to shared
+//! memory. Otherwise bytes move over RDMA devices if both ends have some, or else over TCP
+//! connections. `docs/transfer.md` describes options, guarantees and security, and
+//! `docs/design/transfer.md` the wire format.
+//!
+//! [`install`] makes the tier `Peer` known to configurations of this process.
+//!
+//! # Examples
+//! ```
+//! use std::sync::Arc;
+//!
+//! use kvdepot_media::Buffer;
+//! use kvdepot_transfer::{Config, Engine, Op, Options, Request, Rights};
+//!
+//! // The target, usually on another host.
+//! let target = Arc::new(Engine::start(Config::default())?);
+//! let memory = Buffer::from_vec(vec![7; 4096]);
+//! let _published = target.publish(b"pages", &[memory], Rights::READ, None)?;
+//! let address = target.address().expect("the default configuration listens");
+//!
+//! // The initiator.
+//! let engine = Engine::start(Config { listen: None, ..Config::default() })?;
+//! let pages = Buffer::from_vec(vec![0; 4096]);
+//! let _registered = engine.register(&[pages.clone()])?;
+//! let remote = engine.open(address, b"pages")?;
+//! let local = pages.addr() as u64;
+//! let request = Request { op: Op::Read, local, remote: &remote, offset: 0, len: 4096 };
+//! let task = engine.run([request].into_iter(), Options::default())?;
+//! assert!(task.is_done(), "{:?}", task.fault());
+//! assert_eq!(pages.to_vec(), [7; 4096]);
+//! # Ok::<_, kvdepot_transfer::Error>(())
+//! ```
 
 #![expect(
     unsafe_code,

@@ -64,7 +64,7 @@ impl Memory {
         for buffer in buffers {
             if !buffer.is_memory() || buffer.is_empty() {
                 let value = format!("{buffer:?}");
-                let allowed = "memory of this process, of at least one byte";
+                let allowed = "host memory of at least one byte";
                 return Err(Error::input("buffers", value, allowed));
             }
         }
@@ -83,7 +83,7 @@ impl Memory {
                     regions.remove(at);
                 }
                 let value = format!("{:#x}, {} bytes", region.at, region.len);
-                let allowed = "memory that is registered once at a time";
+                let allowed = "memory that is not registered yet";
                 return Err(Error::input("buffers", value, allowed));
             }
             added.push(region.at);
@@ -139,7 +139,7 @@ mod tests {
         assert!(found(at + 10, 80) && found(at + 89, 1) && found(at + 90, 0));
         assert!(!found(at + 9, 2) && !found(at + 10, 81) && !found(at + 89, u64::MAX));
         let again = memory.register(&[buffer.slice(0, 11).unwrap()]);
-        assert!(again.unwrap_err().to_string().contains("registered once"));
+        assert!(again.unwrap_err().to_string().contains("not registered yet"));
         memory.forget(&held);
         assert!(!found(at + 10, 80));
         memory.register(&[buffer]).unwrap();

@@ -19,7 +19,26 @@ use crate::wire::{self, BYTES_MAX, Bytes, NAME_MAX, Verb};
 /// of others are text.
 const NOWHERE: &[u8] = &[0];
 
-/// Memory of a peer that was opened. The peer is told when the last clone is dropped.
+/// Memory of a peer that was opened with [`Engine::open`](crate::Engine::open). The peer is
+/// notified when the last clone is dropped.
+///
+/// # Examples
+/// ```
+/// # use std::sync::Arc;
+/// # use kvdepot_media::Buffer;
+/// # use kvdepot_transfer::Config;
+/// use kvdepot_transfer::{Engine, Rights};
+///
+/// # let target = Arc::new(Engine::start(Config::default())?);
+/// # let memory = Buffer::from_vec(vec![7; 4096]);
+/// # let _published = target.publish(b"pages", &[memory], Rights::READ, None)?;
+/// # let address = target.address().expect("it listens");
+/// let engine = Engine::start(Config { listen: None, ..Config::default() })?;
+/// let remote = engine.open(address, b"pages")?;
+/// assert_eq!((remote.len(), remote.rights()), (4096, Rights::READ));
+/// assert_eq!((remote.peer(), remote.lasts()), (address, None));
+/// # Ok::<_, kvdepot_transfer::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Remote(pub(crate) Arc<Opened>);
 
@@ -181,7 +200,7 @@ impl Remote {
         let opened = wire::Opened::read_from_bytes(&body);
         let opened = opened.map_err(|_| Error::Unreachable {
             peer: peer.address().to_string(),
-            reason: "it answered with something else".to_owned(),
+            reason: "it sent an unexpected response".to_owned(),
         })?;
         let rights = Rights::of(opened.rights.get());
         let window = Window::new(name, grant, opened.len.get(), rights);
@@ -219,38 +238,40 @@ impl Remote {
         }))
     }
 
-    /// How many bytes it has.
+    /// Returns the length of the memory, in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "nothing empty is published")]
     pub fn len(&self) -> u64 {
         self.0.window.len
     }
 
-    /// What it allows.
+    /// Returns the rights of the grant.
     #[must_use]
     pub fn rights(&self) -> Rights {
         self.0.window.rights
     }
 
-    /// How long it lasted when it was opened; `None`: until it is withdrawn.
+    /// Returns the remaining time of the grant as of its opening, or `None` if it lasts until it is
+    /// withdrawn.
     #[must_use]
     pub fn lasts(&self) -> Option<Duration> {
         self.0.lasts
     }
 
-    /// Whether its bytes go by RDMA devices.
+    /// Returns true if transfers use RDMA devices.
     #[must_use]
     pub fn is_rdma(&self) -> bool {
         self.0.is_far()
     }
 
-    /// Whether its bytes are copied by this process, without a connection.
+    /// Returns true if the memory is on the same host, and this process copies without a
+    /// connection.
     #[must_use]
     pub fn is_near(&self) -> bool {
         self.0.is_near()
     }
 
-    /// The address of its peer.
+    /// Returns the address of the peer.
     #[must_use]
     pub fn peer(&self) -> std::net::SocketAddr {
         self.0.peer.address()

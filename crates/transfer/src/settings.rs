@@ -32,26 +32,26 @@ const NAMES: [&str; 18] = [
     "connections_max",
 ];
 
-const LISTEN: &str = "an address and a port such as \"127.0.0.1:0\", or none to listen nowhere";
+const LISTEN: &str = "an address and a port, such as \"127.0.0.1:0\", or none for no listener";
 
-const TOKEN: &str = "a text of at least one byte, or none";
+const TOKEN: &str = "text of at least one byte, or none";
 
-const DEVICES: &str = "a list of device names such as [\"mlx5_0\"], or none: all that are found";
+const DEVICES: &str = "a list of device names, such as [\"mlx5_0\"], or none for all devices";
 
 const FILE: &str = "the path of a PEM file, or none";
 
-const NAME: &str = "a DNS name or an IP address, or none: the address that is connected to";
+const NAME: &str = "a DNS name or an IP address, or none for the address of the connection";
 
-/// An option that cannot be.
+/// Rejected option.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {value} is not allowed: {allowed}")]
+#[error("{field}: {value} is not allowed; allowed: {allowed}")]
 #[expect(clippy::exhaustive_structs, reason = "bindings take it apart")]
 pub struct Refused {
-    /// Which one.
+    /// Name of the option.
     pub field: String,
-    /// What it was.
+    /// Value of the option. The value of `token` is not shown.
     pub value: String,
-    /// What it may be.
+    /// Allowed values.
     pub allowed: String,
 }
 
@@ -65,7 +65,20 @@ impl Refused {
     }
 }
 
-/// Options that were given so far.
+/// Options of an engine by their names, for example for programs in other languages.
+///
+/// # Examples
+/// ```
+/// use kvdepot_transfer::{Engine, Settings};
+///
+/// let mut settings = Settings::default();
+/// settings.set("streams", &4.into())?;
+/// settings.set("slice_size", &"1MiB".into())?;
+/// settings.set("token", &"a shared secret".into())?;
+/// let engine = Engine::start(settings.config()?)?;
+/// assert!(engine.address().is_some());
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Default)]
 pub struct Settings {
     config: Config,
@@ -76,21 +89,24 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Where peers connect to; `None`: nobody can.
+    /// Sets the address for connections from peers. With `None` peers cannot connect.
     pub fn listen(&mut self, at: Option<SocketAddr>) {
         self.config.listen = at;
     }
 
-    /// What both sides have to know, of no bytes where there is none.
+    /// Sets the secret that both sides must have; empty for none.
     pub fn token(&mut self, token: Vec<u8>) {
         self.config.token = token;
     }
 
-    /// Sets an option. Sizes and durations are texts (`1MiB`, `5s`), `rdma` is a list of names,
-    /// flags are booleans; numbers may be texts, too. Null is none, where that is allowed.
+    /// Sets the option `name` to `value`.
+    ///
+    /// Sizes and durations are texts (`1MiB`, `5s`), `rdma` is a list of names, and flags are
+    /// booleans. Numbers may be texts. Null stands for no value, if the option allows that.
     ///
     /// # Errors
-    /// [`Refused`]: it does not exist, or cannot have that value. A token is not shown.
+    /// [`Refused`] if there is no such option, or if the value is not allowed. The error does not
+    /// show a token.
     pub fn set(&mut self, name: &str, value: &Value) -> Result<(), Refused> {
         let text = |allowed: &str| match value {
             Value::Null => Ok(None),
@@ -105,7 +121,7 @@ impl Settings {
                 self.listen(at.transpose()?);
             }
             "token" => {
-                let hidden = |_| Refused::new(name, "what was given", TOKEN);
+                let hidden = |_| Refused::new(name, "(not shown)", TOKEN);
                 let token = text(TOKEN).map_err(hidden)?;
                 self.token(token.unwrap_or_default().into_bytes());
             }
@@ -118,17 +134,18 @@ impl Settings {
         Ok(())
     }
 
-    /// What they stand for.
+    /// Returns the configuration with these options.
     ///
     /// # Errors
-    /// [`Error::Input`] for what is said of TLS, and is not all.
+    /// [`Error::Input`] if some of the TLS options are missing.
     pub fn config(self) -> Result<Config, Error> {
         let tls = Tls::of(self.certificate, self.key, self.ca, self.name)?;
         Ok(Config { tls, ..self.config })
     }
 }
 
-/// The first address that a text such as `10.0.0.1:7000` stands for; names are looked up.
+/// Returns the first address that a text such as `10.0.0.1:7000` stands for, or `None`. Host names
+/// are resolved.
 #[must_use]
 pub fn resolve(text: &str) -> Option<SocketAddr> {
     text.to_socket_addrs().ok()?.next()
@@ -144,7 +161,7 @@ fn set(config: &mut Config, name: &str, value: &Value) -> Result<(), Refused> {
     let bytes = || size::size(&text).ok_or_else(|| wrong(size::SIZE_HELP));
     let count = || {
         let count = text.parse::<u32>();
-        count.map_err(|_| wrong("a whole number from 0 below 2^32"))
+        count.map_err(|_| wrong("a whole number, 0 to 2^32 - 1"))
     };
     match name {
         "allow_unauthenticated" => config.allow_unauthenticated = flag()?,
@@ -180,9 +197,9 @@ fn devices(value: &Value) -> Option<Option<Vec<String>>> {
 fn unknown(name: &str) -> Refused {
     let near = nearest(NAMES.into_iter(), name);
     let near = near.map_or(String::new(), |(near, _)| {
-        format!("did you mean {near:?}? ")
+        format!("; did you mean {near:?}?")
     });
-    let allowed = format!("{near}known are {}", NAMES.join(", "));
+    let allowed = format!("one of {}{near}", NAMES.join(", "));
     Refused::new(name, "an unknown option", allowed)
 }
 

@@ -16,31 +16,31 @@ use crate::error::Fault;
 const PENDING: u8 = 0;
 const DONE: u8 = 1;
 
-/// What is waited for first where there is more than goes at once.
+/// Priority of a batch over other batches of the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "lanes have a queue for each")]
 pub enum Priority {
-    /// A model waits for it: it overtakes everything.
+    /// Highest priority, for example for blocks that a model waits for.
     Urgent = 0,
-    /// The usual.
+    /// Default priority.
     #[default]
     Normal = 1,
-    /// Nobody waits for it.
+    /// Lowest priority, for transfers without a waiting caller.
     Background = 2,
 }
 
 /// How many priorities there are.
 pub(crate) const PRIORITIES: usize = 3;
 
-/// What one request has come to.
+/// State of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "there is no fourth")]
 pub enum Status {
-    /// It is not over.
+    /// The request has not ended.
     Pending,
-    /// All its bytes were moved.
+    /// All bytes were moved.
     Done,
-    /// It was not done; some of its bytes may have been moved.
+    /// The request failed. Some of its bytes may have been moved.
     Failed(Fault),
 }
 
@@ -203,7 +203,31 @@ pub(crate) fn begin(progress: Progress, then: Option<Then>) -> (Join<Load>, Task
     (join, Task { progress, waiter })
 }
 
-/// A batch that was submitted. Dropping it changes nothing for the batch.
+/// Submitted batch. Dropping the handle does not affect the batch.
+///
+/// # Examples
+/// ```
+/// # use std::sync::Arc;
+/// # use kvdepot_media::Buffer;
+/// # use kvdepot_transfer::{Config, Engine, Op, Options, Request, Rights};
+/// use kvdepot_transfer::{Fault, Status};
+///
+/// # let target = Arc::new(Engine::start(Config::default())?);
+/// # let memory = Buffer::from_vec(vec![7; 4096]);
+/// # let _published = target.publish(b"pages", &[memory], Rights::READ, None)?;
+/// # let engine = Engine::start(Config { listen: None, ..Config::default() })?;
+/// # let pages = Buffer::from_vec(vec![0; 4096]);
+/// # let _registered = engine.register(&[pages.clone()])?;
+/// # let remote = engine.open(target.address().expect("it listens"), b"pages")?;
+/// # let local = pages.addr() as u64;
+/// # let read = |offset| Request { op: Op::Read, local, remote: &remote, offset, len: 1024 };
+/// // The second request exceeds the 4096 bytes of the grant.
+/// let task = engine.submit([read(0), read(4000)].into_iter(), Options::default())?;
+/// assert!(task.wait(None));
+/// assert_eq!(task.status(0), Status::Done);
+/// assert_eq!(task.fault(), Some((1, Fault::Range)));
+/// # Ok::<_, kvdepot_transfer::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Task {
     pub(crate) progress: Arc<Progress>,
@@ -211,55 +235,59 @@ pub struct Task {
 }
 
 impl Task {
-    /// Waits until nothing of the batch moves any more; false when `timeout` passed first. The
-    /// batch has a time of its own ([`Options::timeout`](crate::Options::timeout)), so `None` waits
-    /// no longer than that.
+    /// Waits until the engine no longer uses the memory of the batch, and returns false if
+    /// `timeout` passes first.
+    ///
+    /// `None` waits until the batch ends. That is limited by the batch's own time-out
+    /// ([`Options::timeout`](crate::Options::timeout)).
     #[must_use]
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         self.waiter.wait(timeout)
     }
 
-    /// Whether nothing of it moves any more.
+    /// Returns true if the engine no longer uses the memory of the batch.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.waiter.is_done()
     }
 
-    /// How long after it was submitted its first slice was given to the kernel; `None` before.
+    /// Returns the time from the submission until the first slice was passed to the kernel; `None`
+    /// before that.
     #[must_use]
     pub fn first_sent(&self) -> Option<Duration> {
         let after = self.progress.sent.load(Ordering::Relaxed);
         (after > 0).then(|| Duration::from_nanos(after))
     }
 
-    /// How many requests it has.
+    /// Returns the number of requests.
     #[must_use]
     pub fn len(&self) -> usize {
         self.progress.statuses.len()
     }
 
-    /// Whether it has none.
+    /// Returns true if there are no requests.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What a request has come to, by its position; also while others are under way.
+    /// Returns the state of the request with the index `request`, also while others are in
+    /// progress.
     ///
     /// # Panics
-    ///
-    /// There are not so many.
+    /// If there are fewer requests.
     #[must_use]
     pub fn status(&self, request: usize) -> Status {
         self.progress.status(request)
     }
 
-    /// What all of them have come to.
+    /// Returns the states of all requests, in their order.
     pub fn statuses(&self) -> impl ExactSizeIterator<Item = Status> + '_ {
         (0..self.len()).map(|request| self.progress.status(request))
     }
 
-    /// The first that was not done, and why; `None` while some are pending and none has failed.
+    /// Returns the index of the first failed request, and the reason. `None` means that no request
+    /// has failed so far.
     #[must_use]
     pub fn fault(&self) -> Option<(usize, Fault)> {
         self.statuses()
@@ -270,7 +298,7 @@ impl Task {
             })
     }
 
-    /// Whether all are done.
+    /// Returns true if all requests are done.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.statuses().all(|status| status == Status::Done)

@@ -1,10 +1,12 @@
-"""kvdepot for llama.cpp through llama-cpp-python: conversations go on from what is stored of them.
+"""kvdepot for llama.cpp through llama-cpp-python: conversations continue from stored states.
 
+docs/engines/llama_cpp.md has the guarantees. `python -m kvdepot.llama_cpp` is a server
+(docs/engines/llama_cpp_server.md). llama_cpp is imported on the first use of a class of this
+package.
+
+Example:
     cache = kvdepot.llama_cpp.KvdepotCache(llama, depot)
     cache.attach()
-
-docs/engines/llama_cpp.md says what may be relied on. `python -m kvdepot.llama_cpp` is a server
-(docs/engines/llama_cpp_server.md). llama_cpp is imported with what is used of this package.
 """
 
 from __future__ import annotations

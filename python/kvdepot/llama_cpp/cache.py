@@ -1,4 +1,4 @@
-"""A cache of states for `Llama.set_cache`."""
+"""Cache of states for `Llama.set_cache`."""
 
 from __future__ import annotations
 
@@ -37,12 +37,27 @@ WAITING_BYTES = 1 << 30
 class KvdepotCache(llama_cpp.BaseLlamaCache):
     """States of a Llama's conversations in a depot.
 
+    `cache[tokens]` loads the longest stored prefix into the Llama. `cache[tokens] = state` stores
+    the new part of the Llama's own state, in the background. If the depot fails, completions
+    continue and a warning is logged.
+
+    Args:
+        llama: A `llama_cpp.Llama`.
+        depot: An open depot.
+        piece_tokens: Tokens per piece, the unit that conversations share, at least 1.
+        min_tokens: Shortest prompt to store or load, in tokens.
+        weights: Identification of the weights, as in `States`.
+        salt: Name of anything else that changes states, as in `States`.
+        background: Write states in a thread. With False a completion ends when its state is stored.
+        waiting_bytes: Most bytes of temporary files with states that wait to be written, or one
+            state.
+
+    Raises:
+        kvdepot.InputError: The states of the model are not supported.
+
+    Example:
         cache = KvdepotCache(llama, depot)
         cache.attach()
-
-    `cache[tokens]` brings the longest stored beginning of a prompt back into the Llama itself, and
-    `cache[tokens] = state` stores what is new of the Llama's own state, in the background. A depot
-    that fails is logged and costs time, never a generation.
     """
 
     def __init__(
@@ -57,14 +72,6 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
         background: bool = True,
         waiting_bytes: int = WAITING_BYTES,
     ) -> None:
-        """A cache for `llama`, a llama_cpp.Llama, in `depot`.
-
-        Without `background` a completion ends when its state is stored. What waits to be written
-        has at most `waiting_bytes` in temporary files, or one state's. The others are those of
-        `kvdepot.llama_cpp.States`.
-
-        Raises kvdepot.InputError for models whose states are not handled.
-        """
         super().__init__()
         self.states = States(
             llama,
@@ -76,7 +83,7 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
         )
         self._llama, self._depot = llama, depot
         self.costs = Costs(llama)
-        """What decides between loading and computing."""
+        """Estimates for the choice between loading and computing."""
         self._writer = Writer(self._write, waiting_bytes)
         self._background = background
         self._closed = False
@@ -86,8 +93,14 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
         atexit.register(_close, weakref.ref(self))
 
     def attach(self) -> KvdepotCache:
-        """As `llama.set_cache(self)`, and spares each completion the copies of
-        `Llama.save_state`, which this cache has no use for."""
+        """Sets this cache as the cache of the Llama.
+
+        Compared with `llama.set_cache(cache)`, completions skip the copy of `Llama.save_state`,
+        which this cache does not need.
+
+        Returns:
+            The cache.
+        """
         save_state = self._llama.save_state
 
         def spared() -> LlamaState:
@@ -101,10 +114,16 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
         return self
 
     def __getitem__(self, key: Tokens[int]) -> LlamaState:
-        """Bring the longest stored beginning of these tokens into the Llama, where it has not more
-        of them already. The answer names the tokens that it has now; it holds no state.
+        """Loads the longest stored prefix into the Llama, unless the Llama already has more.
 
-        Raises KeyError where it has none of them.
+        Args:
+            key: Tokens of the prompt.
+
+        Returns:
+            The tokens that the Llama has now, without a state.
+
+        Raises:
+            KeyError: The Llama has no prefix of the prompt.
         """
         tokens = list(key)
         if self._closed or not tokens:
@@ -128,12 +147,17 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
         return self._mark(self._llama.n_tokens)
 
     def __setitem__(self, key: Tokens[int], value: Any) -> None:
-        """Store what is new of the Llama's own state, which `value` was made of."""
+        """Stores the new part of the Llama's own state.
+
+        Args:
+            key: Tokens of the conversation.
+            value: State that was made of it; another number of tokens is not stored.
+        """
         if self._closed:
             return
         if value.n_tokens != self._llama.n_tokens:
             logger.warning(
-                "a state of %d tokens is not stored: the Llama has %d now",
+                "a state of %d tokens was not stored: the Llama has %d tokens now",
                 value.n_tokens,
                 self._llama.n_tokens,
             )
@@ -141,7 +165,7 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
         self.save("continued")
 
     def __contains__(self, key: Tokens[int]) -> bool:
-        """Whether something of these tokens is stored."""
+        """Returns true if a prefix of these tokens is stored."""
         try:
             return not self._closed and self.states.find(list(key)) is not None
         except kvdepot.Error as error:
@@ -150,22 +174,24 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
 
     @property
     def cache_size(self) -> int:
-        """Bytes that the depot's farthest tier holds, whoever has stored them; the depot keeps
-        them below its capacity."""
+        """Bytes in the last tier of the depot, from all writers."""
         return self._farthest("used_bytes")
 
     @property
     def capacity_bytes(self) -> int:
-        """Capacity of the depot's farthest tier."""
+        """Capacity of the last tier of the depot, in bytes."""
         return self._farthest("capacity_bytes")
 
     @capacity_bytes.setter
     def capacity_bytes(self, value: int) -> None:
-        """What llama-cpp-python sets for caches of its own; the depot has a capacity."""
+        """Ignored: llama-cpp-python sets it for its own caches."""
 
     def save(self, reason: str = "asked") -> None:
-        """Store what is new of the state that the Llama has now, as a completion does at its end:
-        for one that was given up. `reason` is one of `kvdepot.sessions.REASONS`."""
+        """Stores the new part of the Llama's present state, for example of an abandoned completion.
+
+        Args:
+            reason: One of `kvdepot.sessions.REASONS`.
+        """
         try:
             snapshot = self.states.snapshot(reason=reason)
             if snapshot is not None and self._background:
@@ -176,11 +202,11 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
             self._fail("nothing is stored", error)
 
     def flush(self) -> None:
-        """Wait until all that waits is written."""
+        """Waits until all pending states are written."""
         self._writer.flush()
 
     def close(self) -> None:
-        """Write what waits, and let the Llama go on without a cache. The depot stays open."""
+        """Writes all pending states and detaches the cache from the Llama. The depot stays open."""
         self._closed = True
         self._writer.close()
         if self._llama.cache is self:
@@ -188,11 +214,14 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
             self._llama.__dict__.pop("save_state", None)
 
     def statistics(self) -> dict[str, int]:
-        """Counts since the cache was made: `prompts`, and `hits` of them in the depot; of tokens,
-        `cached_tokens` that came from it and `cache_write_tokens` that were written;
-        `bytes_written`; `last_cached_tokens` of the last prompt, and `last_cache_write_tokens` of
-        the last save; `failed` uses of the depot, and states that were `dropped`, since too much
-        waited; `waiting_bytes` now."""
+        """Returns counts since the cache was created.
+
+        Returns:
+            A dictionary: `prompts`, and `hits` of them; `cached_tokens` that were loaded and
+            `cache_write_tokens` that were written; `bytes_written`; `last_cached_tokens` and
+            `last_cache_write_tokens` of the last prompt and save; `failed` uses of the depot;
+            `dropped` states beyond `waiting_bytes`; `waiting_bytes` now.
+        """
         with self._lock:
             counts = dict(self._counts)
         return counts | {

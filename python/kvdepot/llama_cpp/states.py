@@ -37,22 +37,22 @@ REFUSED_KEPT = 1024
 
 @dataclass
 class Snapshot:
-    """What is new of a state, in scratch files."""
+    """New part of a state, in temporary files."""
 
     tokens: list[int]
     reason: str
     note: str
     context_tokens: int
     rows: Bytes | None = None
-    """A state of the tokens from `first` on."""
+    """State of the tokens from `first` on."""
     first: int = 0
     layout: LlamaLayout | None = None
-    """Where rows lie in it."""
+    """Layout of `rows`."""
     rest: Bytes | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds."""
+        """Size of the snapshot in bytes."""
         held = [memory for memory in (self.rows, self.rest) if memory is not None]
         if len(held) == 2 and np.may_share_memory(*held):
             # The rest ends the state of all tokens.
@@ -60,9 +60,16 @@ class Snapshot:
         return sum(int(memory.nbytes) for memory in held)
 
     def buffers(self, runs: list[tuple[int, int]]) -> Any:
-        """The rows of runs of tokens, as (first, behind the last).
+        """Returns the rows of runs of tokens.
 
-        Raises KeyError for rows that it does not have.
+        Args:
+            runs: Runs as (first token, one past the last token).
+
+        Returns:
+            Memory per run, or one `Spans`.
+
+        Raises:
+            KeyError: The snapshot does not have these rows.
         """
         if not runs:
             return []
@@ -79,13 +86,29 @@ class Snapshot:
 
 
 class States:
-    """The states of one model, with what is loaded beside it, in a depot.
+    """States of one Llama in a depot, for programs that load and save them explicitly.
 
+    A Llama has one sequence. Its calls, and those of this object, must not run at the same time,
+    except `write`.
+
+    Args:
+        llama: A `llama_cpp.Llama`.
+        depot: An open depot.
+        piece_tokens: Tokens per piece, the unit that conversations share, at least 1.
+        min_tokens: Shortest state to store or load, in tokens, at least 1.
+        weights: Identification of the model's file. `sampled` reads the header, and a page of each
+            MiB and of each tensor. `full` reads the whole file, once for an unchanged file. Another
+            text is added to the samples.
+        salt: Name of anything else that changes states and is invisible to kvdepot, such as a
+            control vector.
+
+    Raises:
+        kvdepot.InputError: The states of the model are not supported.
+
+    Example:
         states = kvdepot.llama_cpp.States(llama, depot)
         states.save()
         cached = states.restore(tokens)
-
-    One sequence; not for several threads at a time, as the Llama is not; `write` may run beside.
     """
 
     def __init__(
@@ -98,16 +121,6 @@ class States:
         weights: str = SAMPLED,
         salt: str | None = None,
     ) -> None:
-        """Those of `llama`, a llama_cpp.Llama, in `depot`.
-
-        `piece_tokens` tokens are one piece. Nothing shorter than `min_tokens` is stored or loaded.
-        `weights` is how the model's file is told from others: `sampled` (its header, with the
-        tokenizer, and a page of each MiB and of each tensor), `full` (all of it, once for a file
-        that stays as it is) or a text that is added to the samples. `salt` names what else changes
-        states and cannot be seen here, such as a control vector.
-
-        Raises kvdepot.InputError for models whose states are not handled.
-        """
         if piece_tokens < 1:
             raise refused("piece_tokens", piece_tokens, "1 or more")
         if min_tokens < 1:
@@ -129,12 +142,19 @@ class States:
         )
 
     def save(self, *, reason: str = "asked", note: str = "") -> dict[str, Any]:
-        """Store the state that the Llama has now; only what is not there yet is written:
-        `cache_write_tokens` of the answer, beside `cached_tokens` and `bytes_written`. All are 0
-        for fewer than `min_tokens`.
+        """Stores the Llama's present state. Only rows that are not stored yet are written.
 
-        Raises kvdepot.Error where something found no room, and kvdepot.InputError for a state that
-        cannot be cut.
+        Args:
+            reason: One of `kvdepot.sessions.REASONS`.
+            note: Any text.
+
+        Returns:
+            A dictionary: `cached_tokens` that were stored already, `cache_write_tokens`, and
+            `bytes_written`. All are 0 for fewer than `min_tokens` tokens.
+
+        Raises:
+            kvdepot.InputError: The state cannot be split by tokens.
+            kvdepot.Error: A part was not stored, for example for lack of space.
         """
         snapshot = self.snapshot(reason=reason, note=note)
         if snapshot is None:
@@ -142,7 +162,19 @@ class States:
         return self.write(snapshot)
 
     def snapshot(self, *, reason: str = "asked", note: str = "") -> Snapshot | None:
-        """What is new of the state that the Llama has now; None for fewer than `min_tokens`."""
+        """Copies the new part of the Llama's present state to temporary files.
+
+        Args:
+            reason: One of `kvdepot.sessions.REASONS`.
+            note: Any text.
+
+        Returns:
+            The snapshot for `write`; None for fewer than `min_tokens` tokens.
+
+        Raises:
+            kvdepot.InputError: The state cannot be split by tokens.
+            kvdepot.Error: There is no space for the copy.
+        """
         tokens = self.sequence.tokens
         if len(tokens) < self.min_tokens:
             return None
@@ -160,7 +192,17 @@ class States:
         return snapshot
 
     def write(self, snapshot: Snapshot) -> dict[str, Any]:
-        """Store a snapshot. As `save`; beside other calls, too."""
+        """Stores a snapshot. Another thread may call it during other calls.
+
+        Args:
+            snapshot: Result of `snapshot`.
+
+        Returns:
+            A dictionary, as `save`.
+
+        Raises:
+            kvdepot.Error: A part was not stored.
+        """
 
         def rows(runs: list[tuple[int, int]]) -> Any:
             if self.sequence.is_recurrent:
@@ -185,11 +227,20 @@ class States:
         }
 
     def find(self, tokens: list[int], least: int = 1) -> kvdepot.sessions.Found | None:
-        """The session with the most that is of use for a prompt; None where that is less than
-        `least` tokens, or than `min_tokens`.
+        """Returns the session that saves the most computation for a prompt.
 
-        A state that can be cut may be of the whole prompt: its last token is computed once more.
-        One that cannot is of all but the last at most.
+        If the state can be split by tokens, the session may cover the whole prompt; its last token
+        is then computed again. Otherwise it covers at most all tokens except the last.
+
+        Args:
+            tokens: Tokens of the prompt.
+            least: Least tokens that the session must cover, in addition to `min_tokens`.
+
+        Returns:
+            The session; None if there is none.
+
+        Raises:
+            kvdepot.Error: The depot cannot be read.
         """
         tokens = tokens[: self.sequence.room - 1]
         most = len(tokens) if self.sequence.can_be_cut else len(tokens) - 1
@@ -207,14 +258,20 @@ class States:
         )
 
     def restore(self, tokens: list[int]) -> int:
-        """Make the Llama's state the longest stored beginning of these tokens; how many it has now,
-        0 where nothing is stored. What does not verify is not used, nor what llama.cpp refuses: the
-        next best is.
+        """Replaces the Llama's state by the longest stored prefix of a prompt.
 
-        With sliding windows or recurrent layers the Llama may go on behind these tokens only; it
-        cannot tell by itself that it must not go back further.
+        If a state fails verification, or llama.cpp rejects it, the next best one is used. With
+        sliding windows or recurrent layers, the Llama can continue only after these tokens. It
+        cannot detect by itself that an earlier position is invalid.
 
-        Raises kvdepot.Error for a depot that fails.
+        Args:
+            tokens: Tokens of the prompt.
+
+        Returns:
+            The number of tokens that the Llama has now; 0 without a stored prefix.
+
+        Raises:
+            kvdepot.Error: The depot cannot be read.
         """
         self.store.refresh()
         for _ in range(TRIES):
@@ -227,8 +284,15 @@ class States:
         return 0
 
     def load(self, found: kvdepot.sessions.Found) -> bool:
-        """Make the Llama's state that of a session. False where it does not verify, or llama.cpp
-        refuses it: then the Llama's is an empty one, or what it was, and `find` passes it over."""
+        """Replaces the Llama's state by that of a session.
+
+        Args:
+            found: A session from `find`.
+
+        Returns:
+            False if the session failed verification, or llama.cpp rejected it. The Llama's state is
+            then empty or unchanged, and `find` skips the session.
+        """
         tokens = found.tokens
         if len(tokens) >= self.sequence.room:
             return False
@@ -246,9 +310,7 @@ class States:
             sizes = [(end - first) * layout.token_bytes for first, end in runs]
             pieces = [np.empty(size, np.uint8) for size in sizes]
         if not self.store.restore(found, pieces, objects)["whole"]:
-            logger.warning(
-                "a stored state of %d tokens does not verify, and is not used", len(tokens)
-            )
+            logger.warning("a stored state of %d tokens is corrupt and not used", len(tokens))
             return False
         if layout is not None:
             layout.write_head(state)
@@ -258,14 +320,16 @@ class States:
         if self.sequence.put(state, tokens):
             return True
         self._refused.append(found.id)
-        logger.warning("llama.cpp refuses a stored state of %d tokens: not used", len(tokens))
+        logger.warning(
+            "llama.cpp rejected a stored state of %d tokens; it is not used", len(tokens)
+        )
         return False
 
 
 def spans_of(
     layout: LlamaLayout, state: Bytes, runs: list[tuple[int, int]]
 ) -> kvdepot.Spans | None:
-    """The rows of runs of tokens where they lie in a state; None for transposed values."""
+    """Returns the rows of runs of tokens in place, in a state; None for transposed values."""
     if any(units != 1 for _, _, units in layout.tables):
         return None
     base = state.ctypes.data

@@ -43,7 +43,8 @@ class Writer:
                 held -= dropped.nbytes
                 self.dropped += 1
                 logger.warning(
-                    "a state of %d tokens is not stored: more than %d bytes wait to be written",
+                    "a state of %d tokens was not stored: over %d bytes are already waiting "
+                    "to be written",
                     len(dropped.tokens),
                     self._waiting_bytes,
                 )

@@ -1,12 +1,12 @@
 """kvdepot for LMCache: `"module_path": "kvdepot.lmcache"`.
 
-* `KvdepotNative`: native plug-in of the multi-process mode, the fastest way.
-* `KvdepotAdapter`: Python L2 adapter of the multi-process mode: pins, eviction notices, usage by
-  salt, listing, devices added and removed while serving.
+* `KvdepotNative`: native plug-in of the multi-process mode, the fastest one.
+* `KvdepotAdapter`: Python L2 adapter of the multi-process mode, with pins, eviction events, usage
+  per salt, listings, and devices that are added and removed while it serves.
 * `KvdepotBackend`: storage plug-in of the in-process mode.
 
-docs/engines/lmcache.md says how each is configured. LMCache itself is imported with the class
-that needs it.
+docs/engines/lmcache.md has the configuration. LMCache itself is imported with the class that needs
+it.
 """
 
 from __future__ import annotations

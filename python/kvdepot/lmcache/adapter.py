@@ -38,7 +38,18 @@ LIST_MAX = 16384
 
 
 class KvdepotAdapter(L2AdapterInterface):
-    """An L2 adapter over one depot; `params` are LMCache's `adapter_params`."""
+    """LMCache's Python L2 adapter over one depot.
+
+    LMCache creates it and calls its methods. Each loop of LMCache has a descriptor: stores, lookups
+    and loads.
+
+    Args:
+        params: The `adapter_params` of LMCache's configuration (docs/engines/lmcache.md).
+        l1_memory_desc: Ignored.
+
+    Raises:
+        kvdepot.ConfigError: A parameter is unknown, or its value is not allowed.
+    """
 
     def __init__(self, params: Mapping[str, Any], l1_memory_desc: object = None) -> None:
         super().__init__()
@@ -53,7 +64,7 @@ class KvdepotAdapter(L2AdapterInterface):
         self._lock = threading.Lock()
         self._max_capacity_bytes = self._tier()["capacity_bytes"]
         # From here on what goes is noted; what the base class counts begins with what is there.
-        self._store.depot.gone()
+        self._store.depot.removed_blocks()
         usage = self.get_usage()
         self._total_bytes_used = sum(usage.bytes_by_cache_salt.values())
         self._bytes_by_cache_salt = dict(usage.bytes_by_cache_salt)
@@ -66,21 +77,24 @@ class KvdepotAdapter(L2AdapterInterface):
     # ---- descriptors ------------------------------------------------------------------------
 
     def get_store_event_fd(self) -> int:
-        """Readable when a store has ended."""
+        """Returns a descriptor that is readable when a store has ended."""
         return self._stores.fileno()
 
     def get_lookup_and_lock_event_fd(self) -> int:
-        """Readable when a lookup has ended."""
+        """Returns a descriptor that is readable when a lookup has ended."""
         return self._lookups.fileno()
 
     def get_load_event_fd(self) -> int:
-        """Readable when a load has ended."""
+        """Returns a descriptor that is readable when a load has ended."""
         return self._loads.fileno()
 
     # ---- store ------------------------------------------------------------------------------
 
     def submit_store_task(self, keys: list[ObjectKey], objects: list[Any]) -> int:
-        """Store chunks. Blocks are immutable: those that are there already count nothing."""
+        """Stores chunks.
+
+        Blocks are immutable, so that chunks that are stored already count 0 bytes.
+        """
         places = [self._store.place_object(key) for key in keys]
         there = self._store.contains(places)
         sizes = [0 if here else obj.get_size() for here, obj in zip(there, objects, strict=True)]
@@ -91,8 +105,10 @@ class KvdepotAdapter(L2AdapterInterface):
         return number
 
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
-        """The stores that have ended. One whose chunks are not all stored has failed; those of
-        its chunks that are stored remain."""
+        """Returns the stores that ended.
+
+        A store has failed if one of its chunks was not stored; its other chunks stay stored.
+        """
         with self._lock:
             batches = ended(self._stores, clear=False)
         keys: list[ObjectKey] = []
@@ -120,7 +136,7 @@ class KvdepotAdapter(L2AdapterInterface):
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: Mapping[int, Any]
     ) -> int:
-        """Look chunks up and pin those that are there, once more for each lookup."""
+        """Looks up chunks and adds one pin to each chunk that is stored."""
         places = [self._store.place_object(key) for key in keys]
         bitmap = Bitmap(len(keys))
         with self._lock:
@@ -134,13 +150,13 @@ class KvdepotAdapter(L2AdapterInterface):
         return number
 
     def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
-        """The bitmap of a lookup, once."""
+        """Returns the bitmap of a lookup, once."""
         with self._lock:
             self._found.update(self._lookups.drain(clear=False))
             return self._found.pop(task_id, None)
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
-        """End one pin of each chunk; a chunk without one is passed over."""
+        """Ends one pin of each chunk. Chunks without a pin are ignored."""
         ending: dict[Space, list[kvdepot.Pin]] = {}
         with self._lock:
             for key in keys:
@@ -161,7 +177,7 @@ class KvdepotAdapter(L2AdapterInterface):
     # ---- load -------------------------------------------------------------------------------
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[Any]) -> int:
-        """Fill the objects; a chunk of another length than its object is a miss."""
+        """Reads chunks into objects. A chunk of another length than its object is a miss."""
         places = [self._store.place_object(key) for key in keys]
         number = next(self._numbers)
         batch = Batch((number, list(keys)), len(places))
@@ -170,7 +186,7 @@ class KvdepotAdapter(L2AdapterInterface):
         return number
 
     def query_load_result(self, task_id: int) -> Bitmap | None:
-        """The bitmap of a load, once."""
+        """Returns the bitmap of a load, once."""
         with self._lock:
             batches = ended(self._loads, clear=False)
         accessed: list[ObjectKey] = []
@@ -189,7 +205,7 @@ class KvdepotAdapter(L2AdapterInterface):
     # ---- what is there, and what goes -------------------------------------------------------
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Remove chunks, but for those that a lookup has locked."""
+        """Removes chunks, except those that a lookup has locked."""
         with self._lock:
             free = [key for key in keys if key not in self._pins]
             self._store.remove([self._store.place_object(key) for key in free])
@@ -201,9 +217,12 @@ class KvdepotAdapter(L2AdapterInterface):
 
     def _tell_gone(self) -> set[ObjectKey]:
         """Tell the listeners what left the depot: deleted, evicted, or found to be rotten."""
-        blocks, overflowed = self._store.depot.gone()
+        blocks, overflowed = self._store.depot.removed_blocks()
         if overflowed:
-            log.warning("more blocks were evicted than noted: LMCache hears of the last ones")
+            log.warning(
+                "the log of evicted blocks overflowed; LMCache is notified of the "
+                "latest evictions only"
+            )
         keys: list[ObjectKey] = []
         sizes: list[int] = []
         spaces = self._store.spaces_of({digest for digest, _, _ in blocks}) if blocks else {}
@@ -217,7 +236,10 @@ class KvdepotAdapter(L2AdapterInterface):
         return set(keys)
 
     def register_listener(self, listener: L2AdapterListener) -> None:
-        """Add a listener. It hears first of what is there from before a restart."""
+        """Adds a listener.
+
+        It is first notified of the chunks that were stored before a restart.
+        """
         super().register_listener(listener)
         for space in self._store.spaces():
             rows = space.namespace.blocks()
@@ -226,8 +248,11 @@ class KvdepotAdapter(L2AdapterInterface):
                 listener.on_l2_keys_stored(keys, [size for _, size in rows])
 
     def get_usage(self) -> AdapterUsage:
-        """What the depot holds. The total is what is allocated: blocks being written and blocks
-        that a reader still holds count as used."""
+        """Returns the usage of the depot.
+
+        The total is the allocated space: blocks that are being written, and blocks that readers
+        hold, count as used.
+        """
         by_salt: dict[str, int] = {}
         for space, size in self._store.held():
             if size and space.name is not None:
@@ -242,8 +267,10 @@ class KvdepotAdapter(L2AdapterInterface):
     def list_l2_keys(
         self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
     ) -> KeyListPage:
-        """One page of the chunks, also of those from before a restart. A chunk that is in two tiers
-        may come on two pages."""
+        """Returns one page of the chunks, including those from before a restart.
+
+        A chunk in two tiers may be on two pages.
+        """
         if page_size <= 0:
             raise ValueError(f"page_size: {page_size} is not allowed; allowed: a number from 1")
         digest, place = self._cursor(cursor)
@@ -285,11 +312,11 @@ class KvdepotAdapter(L2AdapterInterface):
     # ---- devices ----------------------------------------------------------------------------
 
     def owns_device(self, device_path: str) -> bool:
-        """Whether the depot has this device mapped, whatever it is called."""
+        """Returns true if the depot has this device mapped, under any name."""
         return lmcache_hotplug.owns(self._store.depot, device_path)
 
     def reconfigure_status(self) -> Any:
-        """The devices and what can be done with them."""
+        """Returns the devices and the operations that they allow."""
         return lmcache_hotplug.status(self._store.depot, self._store.settings.hotplug_enabled)
 
     def reconfigure(
@@ -299,7 +326,7 @@ class KvdepotAdapter(L2AdapterInterface):
         *,
         device_owners: Callable[[str], list[str]],
     ) -> dict[str, Any]:
-        """Add, remove or resize a device while serving; `hotplug_enabled` allows it."""
+        """Adds, removes or resizes a device while the depot serves; requires `hotplug_enabled`."""
         if operation == "status":
             return dict(self.reconfigure_status())
         if not self._store.settings.hotplug_enabled:
@@ -313,7 +340,7 @@ class KvdepotAdapter(L2AdapterInterface):
     # ---- state ------------------------------------------------------------------------------
 
     def report_status(self) -> dict[str, Any]:
-        """State and fill, as LMCache's `/status` shows them."""
+        """Returns state and usage for LMCache's `/status`."""
         self._tell_gone()
         tier = self._tier()
         with self._lock:
@@ -331,7 +358,7 @@ class KvdepotAdapter(L2AdapterInterface):
         }
 
     def close(self) -> None:
-        """Wait for what is under way, then close the depot and the descriptors."""
+        """Waits for calls in progress, then closes the depot and the descriptors."""
         self._store.close()
         with self._lock:
             self._pins.clear()

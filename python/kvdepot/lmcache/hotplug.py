@@ -130,7 +130,7 @@ def remove(
     others = [one for one in depot.devices() if one["path"] != path and one["state"] == "serving"]
     if mode == "migrate" and found["blocks"] and not others:
         raise L2ReconfigureError(507, "no other device takes writes")
-    drained = depot.drain_device(path, "nowhere" if mode == "evict" else "others", LOCK_WAIT_S)
+    drained = depot.drain_device(path, "evict" if mode == "evict" else "other_devices", LOCK_WAIT_S)
     gone()
     if mode != "drain":
         depot.remove_device(path)

@@ -82,9 +82,9 @@ def warn_of_names(logger: logging.Logger, weights: str) -> None:
     """Logs what no setting has named; `weights` is "the weights, " if that includes the weights,
     else empty."""
     logger.warning(
-        "weights: not given, and LMCache's keys leave out %sRoPE settings, quantization and "
-        "adapters: blocks of a model with other ones are served under the same name; give a text "
-        "that names them, and another text after each change",
+        "weights: not set, and LMCache's keys do not include %sRoPE settings, quantization "
+        "and adapters, so models that differ only in these share blocks; set weights to a "
+        "text that identifies them, and change it with them",
         weights,
     )
 

@@ -112,9 +112,11 @@ def can_store(key: CacheEngineKey, chunk: MemoryObj) -> bool:
     """Whether the chunk has the form that is stored; a line in the log where it has not."""
     count = len(chunk.get_shapes())
     if count > 1:
-        logger.error("%s was not stored: it has %d tensors, and one is allowed", key, count)
+        logger.error("%s was not stored: it has %d tensors; allowed: one", key, count)
     elif chunk.metadata.cached_positions is not None:
-        logger.error("%s was not stored: positions of blended chunks are not kept", key)
+        logger.error(
+            "%s was not stored: kvdepot does not store the positions of blended chunks", key
+        )
     else:
         return True
     return False

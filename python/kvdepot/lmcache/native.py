@@ -20,7 +20,17 @@ Completion = tuple[int, bool, str, list[bool] | None]
 
 
 class KvdepotNative:
-    """A connector as `NativeConnectorL2Adapter` wants it; the parameters are `adapter_params`."""
+    """Connector for LMCache's `NativeConnectorL2Adapter`.
+
+    LMCache creates it and calls its methods. `submit_batch_*` return the number of the batch
+    immediately; `drain_completions` reports its end.
+
+    Args:
+        **params: The `adapter_params` of LMCache's configuration (docs/engines/lmcache.md).
+
+    Raises:
+        kvdepot.ConfigError: A parameter is unknown, or its value is not allowed.
+    """
 
     def __init__(self, **params: Any) -> None:
         self._store = Store(params)
@@ -30,30 +40,33 @@ class KvdepotNative:
         self._lock = threading.Lock()
 
     def event_fd(self) -> int:
-        """Readable while completions wait."""
+        """Returns a descriptor that is readable while completions wait."""
         return self._done.fileno()
 
     def submit_batch_set(self, keys: Sequence[str], views: Sequence[memoryview]) -> int:
-        """Store chunks; the views are read until the completion."""
+        """Stores chunks. The views are read until the completion."""
         return self._submit(keys, views, put=True)
 
     def submit_batch_get(self, keys: Sequence[str], views: Sequence[memoryview]) -> int:
-        """Fill the views; one that is not of its chunk's length is a miss."""
+        """Reads chunks into views. A view of another length than its chunk is a miss."""
         return self._submit(keys, views, put=False)
 
     def submit_batch_exists(self, keys: Sequence[str]) -> int:
-        """Ask which chunks are stored."""
+        """Checks which chunks are stored."""
         places = [self._store.place(key) for key in keys]
         return self._answer(self._store.contains(places))
 
     def submit_batch_delete(self, keys: Sequence[str]) -> int:
-        """Remove chunks. True for all: one that was absent is gone as well, or LMCache would
-        count its bytes for ever."""
+        """Removes chunks.
+
+        The result is true for all chunks. With false for a missing chunk, LMCache would count its
+        bytes forever.
+        """
         self._store.remove([self._store.place(key) for key in keys])
         return self._answer([True] * len(keys))
 
     def drain_completions(self) -> list[Completion]:
-        """What has ended: number, whether all went well, why not, and one bool a key."""
+        """Returns the batches that ended, as (number, success, error, one bool per key)."""
         with self._lock:
             batches = ended(self._done, clear=True)
         completions: list[Completion] = []
@@ -68,7 +81,7 @@ class KvdepotNative:
         return completions
 
     def close(self) -> None:
-        """Wait for what is under way and close the depot. Twice is as good as once."""
+        """Waits for batches in progress and closes the depot. A second call does nothing."""
         self._store.close()
         self._done.close()
 

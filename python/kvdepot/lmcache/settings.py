@@ -75,7 +75,7 @@ def _address(value: Any) -> str:
 DEVICES = Setting(
     ("devices",),
     Kind("a list of at least one {device_path, max_dax_size_gb}", _entries),
-    "the devices of the tier, in place of the two above",
+    "devices of the tier, instead of the two settings above",
     option="dax.devices",
 )
 
@@ -87,58 +87,65 @@ KNOBS = Schema(
     Setting(
         ("slot_bytes",),
         SIZE,
-        "no meaning for blocks, which have their own length; small ones make a new arena's record "
-        "table larger, and an arena must hold one",
+        "size of the record table of a new arena: smaller values make it larger, and the arena "
+        "must hold one slot. Stored blocks keep their own length",
     ),
     Setting(
         ("restore_workers", "num_load_workers"),
         COUNT,
-        "`lanes`: the threads that move bytes",
+        "`lanes`: number of copy threads",
         option="lanes",
     ),
-    Setting(("num_store_workers",), COUNT, "checked; the lanes store too"),
-    Setting(("num_lookup_workers",), COUNT, "checked; lookups need no thread"),
+    Setting(
+        ("num_store_workers",),
+        COUNT,
+        "validated and otherwise ignored; the copy threads also store",
+    ),
+    Setting(
+        ("num_lookup_workers",), COUNT, "validated and otherwise ignored; lookups use no threads"
+    ),
     Setting(
         ("restore_max_regions",),
         COUNT,
-        "`staging_regions`: slices that are staged at a time",
+        "`staging_regions`: slices that are staged at the same time",
         option="staging_regions",
     ),
     Setting(
         ("retrieve_staging_slab_bytes",),
         SIZE,
-        "`staging_slab`: used where the destination needs one; LMCache's CPU memory is filled "
-        "directly",
+        "`staging_slab`: used only if the destination needs staging; LMCache's CPU memory is "
+        "filled directly",
         option="staging_slab",
     ),
     Setting(
         ("async_put",),
         FLAG,
-        "in-process only: puts return before their blocks are stored",
+        "in-process mode only: puts return before their blocks are stored",
         default=True,
     ),
     Setting(
         ("hotplug_enabled",),
         FLAG,
-        "multi-process only: devices may come and go over HTTP",
+        "multi-process mode only: devices can be added and removed over HTTP",
         default=False,
     ),
     Setting(
         ("persist_enabled",),
         FLAG,
-        "true needs a tier that lasts (`Dax`, `Nvme`, `Posix`); blocks there are kept either way",
+        "`true` requires a persistent tier (`Dax`, `Nvme`, `Posix`); blocks there persist with "
+        "either value",
     ),
     Setting(
         ("eviction",),
         Kind("a mapping whose eviction_policy is 'LRU'", _eviction),
-        "kvdepot evicts the least recently used when it needs room",
+        "kvdepot always evicts the least recently used blocks",
     ),
-    Setting(("salt",), WORD, "kvdepot's own: keeps tenants with the same model apart"),
+    Setting(("salt",), WORD, "kvdepot's option: separates tenants that use the same model"),
     Setting(
         ("weights",),
         Kind("a text that is not empty, other than 'sampled' and 'full'", _names_weights),
-        "kvdepot's own: a text that names the weights and what else LMCache's keys leave out, see "
-        "[what is not in LMCache's keys](#what-is-not-in-lmcaches-keys)",
+        "kvdepot's option: a text that identifies the weights and everything else that is missing "
+        "from LMCache's keys, see [below](#limits-of-lmcaches-keys)",
     ),
 )
 
@@ -147,17 +154,19 @@ PLACES = Schema(
     Setting(
         ("pipeline",),
         _settings.text("a text such as 'Cache|Dax'"),
-        "the tiers: those that have a section, near to far, and `Dax` where no lasting one has; "
-        "without a `cache` section none in memory, because LMCache keeps hot chunks there itself",
+        "tiers, first to last. Default: the tiers that have a section, and `Dax` if none of them "
+        "is persistent; no memory tier without a `cache` section, because LMCache keeps hot chunks "
+        "in memory itself",
         option="pipeline",
     ),
     Setting(
         ("path",),
         Kind(
-            "'unix:' and the socket of a running service; an arena's is dax.path",
+            "'unix:' and the socket of a running server; for an arena use dax.path",
             _address,
         ),
-        "the depot of a running service; only `lanes` and the connector's own settings beside it",
+        "depot of a running server; can be combined only with `lanes` and the connector's own "
+        "settings",
         option="path",
     ),
 )

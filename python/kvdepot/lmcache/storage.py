@@ -76,7 +76,14 @@ class Move:
 
 
 class KvdepotBackend(StoragePluginInterface):
-    """A storage backend of LMCache's StorageManager over a depot."""
+    """Storage backend of LMCache's StorageManager over a depot.
+
+    LMCache creates it and calls its methods; the options are in `extra_config`
+    (docs/engines/lmcache.md).
+
+    Raises:
+        kvdepot.ConfigError: An option is unknown, or its value is not allowed.
+    """
 
     def __init__(
         self,
@@ -136,11 +143,11 @@ class KvdepotBackend(StoragePluginInterface):
     # ---- lookups -----------------------------------------------------------------------------
 
     def contains(self, key: CacheEngineKey, pin: bool = False) -> bool:
-        """Whether the chunk is stored; with `pin` it stays until `unpin`."""
+        """Returns true if the chunk is stored. With `pin` it stays until `unpin`."""
         return self.batched_contains([key], pin) == 1
 
     def batched_contains(self, keys: list[CacheEngineKey], pin: bool = False) -> int:
-        """How many of the first chunks are stored without a gap."""
+        """Returns the number of leading chunks that are stored."""
         with self._open() as is_open:
             if not is_open:
                 return 0
@@ -151,20 +158,23 @@ class KvdepotBackend(StoragePluginInterface):
     async def batched_async_contains(
         self, lookup_id: str, keys: list[CacheEngineKey], pin: bool = False
     ) -> int:
-        """`batched_contains`, which does not block."""
+        """`batched_contains` as a coroutine."""
         return self.batched_contains(keys, pin)
 
     def exists_in_put_tasks(self, key: CacheEngineKey) -> bool:
-        """Whether the chunk is being put."""
+        """Returns true if the chunk is being stored."""
         with self._lock:
             return key in self._putting
 
     def pin(self, key: CacheEngineKey) -> bool:
-        """Keep a stored chunk from eviction; once for each `unpin`."""
+        """Protects a stored chunk from eviction.
+
+        The protection ends when `unpin` was called the same number of times.
+        """
         return self.contains(key, pin=True)
 
     def unpin(self, key: CacheEngineKey) -> bool:
-        """End one pin; whether the chunk is stored."""
+        """Ends one pin. Returns true if the chunk is stored."""
         with self._open() as is_open:
             if not is_open:
                 return False
@@ -177,7 +187,7 @@ class KvdepotBackend(StoragePluginInterface):
         return self.contains(key)
 
     def touch_cache(self) -> None:
-        """Nothing: each use is stamped when it happens, in the order of the prompt."""
+        """Does nothing: the depot records each use when it happens, in prompt order."""
 
     # ---- puts --------------------------------------------------------------------------------
 
@@ -188,10 +198,10 @@ class KvdepotBackend(StoragePluginInterface):
         transfer_spec: Any = None,
         on_complete_callback: Stored | None = None,
     ) -> list[Future[None]] | None:
-        """Store chunks, and call back for each that this call has stored.
+        """Stores chunks, and calls back for each chunk that this call has stored.
 
-        Never raises. With `async_put` it returns before they are stored, and the
-        futures end with their chunks.
+        The call does not raise. With `async_put` it returns before the chunks are stored, and each
+        future ends with its chunk.
         """
         try:
             with self._open() as is_open:
@@ -210,7 +220,7 @@ class KvdepotBackend(StoragePluginInterface):
         transfer_spec: Any = None,
         on_complete_callback: Stored | None = None,
     ) -> None:
-        """`batched_submit_put_task` beside the event loop."""
+        """`batched_submit_put_task` without blocking the event loop."""
         await asyncio.to_thread(
             self.batched_submit_put_task, keys, objs, transfer_spec, on_complete_callback
         )
@@ -218,17 +228,17 @@ class KvdepotBackend(StoragePluginInterface):
     # ---- restores ----------------------------------------------------------------------------
 
     def get_blocking(self, key: CacheEngineKey) -> MemoryObj | None:
-        """One chunk, which the caller frees; None for a miss."""
+        """Returns one chunk, which the caller frees; None for a miss."""
         return self._restore([key], prefix=False)[0]
 
     def batched_get_blocking(self, keys: list[CacheEngineKey]) -> list[MemoryObj | None]:
-        """Chunks in the order of the keys, with None for each miss."""
+        """Returns the chunks in the order of the keys, with None for each miss."""
         return self._restore(keys, prefix=False)
 
     async def batched_get_non_blocking(
         self, lookup_id: str, keys: list[CacheEngineKey], transfer_spec: Any = None
     ) -> list[MemoryObj]:
-        """The chunks before the first miss."""
+        """Returns the chunks before the first miss."""
         try:
             loop = asyncio.get_running_loop()
             restored = await loop.run_in_executor(self._waiters, self._restore, keys, True)
@@ -237,7 +247,7 @@ class KvdepotBackend(StoragePluginInterface):
         return [chunk for chunk in restored if chunk is not None]
 
     def get_allocator_backend(self) -> Any:
-        """LMCache's CPU memory."""
+        """Returns LMCache's CPU memory."""
         if self.local_cpu_backend is None:
             raise RuntimeError("no CPU memory in LMCache's scheduler, which only looks up")
         return self.local_cpu_backend
@@ -245,11 +255,11 @@ class KvdepotBackend(StoragePluginInterface):
     # ---- removal and end ---------------------------------------------------------------------
 
     def remove(self, key: CacheEngineKey, force: bool = True) -> bool:
-        """Remove a chunk, one that is being put too; without `force` only if it is not pinned."""
+        """Removes a chunk, also one that is being stored. Without `force`, pinned chunks stay."""
         return self.batched_remove([key], force) == 1
 
     def batched_remove(self, keys: list[CacheEngineKey], force: bool = True) -> int:
-        """How many were there and are removed."""
+        """Removes chunks and returns the number of those that were stored."""
         with self._open() as is_open:
             if not is_open:
                 return 0
@@ -261,7 +271,7 @@ class KvdepotBackend(StoragePluginInterface):
             return len(putting) + self._spaces.remove(block_keys(stored))
 
     def close(self) -> None:
-        """Refuse new calls, wait for those under way and for puts, and let the next owner in."""
+        """Rejects new calls, waits for calls and puts in progress, and closes the depot."""
         with self._idle:
             self._closing = True
             self._idle.wait_for(lambda: self._active == 0)
@@ -409,7 +419,7 @@ class KvdepotBackend(StoragePluginInterface):
             try:
                 self._fill(block_keys(keys), restored, prefix)
             except Exception:
-                logger.exception("a restore of %d chunks ended early", len(keys))
+                logger.exception("a restore of %d chunks failed", len(keys))
         if prefix:
             end = restored.index(None) if None in restored else len(restored)
             for chunk in restored[end:]:
@@ -441,7 +451,7 @@ class KvdepotBackend(StoragePluginInterface):
                         [(chunk.data_ptr, length) for chunk in chunks],
                     )
                     if len(chunks) < len(part):
-                        logger.warning("LMCache's CPU memory is full: some chunks are misses")
+                        logger.warning("LMCache's CPU memory is full; some chunks are misses")
                         break
 
     def _allocate(self, layout: Layout, length: int, count: int) -> list[MemoryObj]:

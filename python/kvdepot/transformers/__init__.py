@@ -1,11 +1,12 @@
-"""kvdepot for Hugging Face transformers: prompts are computed from where a stored one ends.
+"""kvdepot for Hugging Face transformers: a prompt continues from its longest stored prefix.
 
+docs/engines/transformers.md has the guarantees. torch and transformers are imported on the first
+use of a class of this package.
+
+Example:
     prefixes = kvdepot.transformers.PrefixCache(depot, model)
     answer = prefixes.generate(input_ids, max_new_tokens=100)
     answer.output, answer.cached_tokens, answer.cache_write_tokens
-
-docs/engines/transformers.md says what may be relied on. torch and transformers are imported with
-what is used of this package.
 """
 
 from __future__ import annotations

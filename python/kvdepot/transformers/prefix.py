@@ -1,4 +1,4 @@
-"""A prefix cache: what was computed of a prompt is stored, and not computed again."""
+"""Prefix cache: prompts that were computed are stored, and read instead of computed again."""
 
 from __future__ import annotations
 
@@ -25,22 +25,37 @@ TRIES = 4
 
 
 class Generated(NamedTuple):
-    """What `generate` answers."""
+    """Result of `PrefixCache.generate`."""
 
     output: Any
-    """What `model.generate` has answered."""
+    """Result of `model.generate`."""
     cached_tokens: int
-    """Tokens of the prompt whose keys and values came from the depot."""
+    """Tokens of the prompt that were read from the depot."""
     cache_write_tokens: int
-    """Tokens whose rows were written."""
+    """Tokens whose rows were written to the depot."""
 
 
 class PrefixCache:
     """Keys and values of a model's prompts in a depot, as sessions (docs/sessions.md).
 
-    One sequence at a time, without padding. A piece of n tokens is, layer by layer, the keys and
-    then the values as contiguous [heads, n, head_dim]; layers with a sliding window are in an
-    object of each session (`kvdepot.transformers.layout`).
+    A prompt is one sequence without padding. docs/design/sessions.md describes the layout of the
+    pieces.
+
+    Args:
+        depot: An open depot.
+        model: A causal language model of transformers, in evaluation mode.
+        piece_tokens: Tokens per piece, the unit that prompts share, at least 1.
+        weights: Name of the model's weights, or the directory that they were loaded from, of which
+            names, headers and samples are read. Default: a hash of all weights, computed once.
+        min_tokens: Shortest prompt to store or load, in tokens. Default: `piece_tokens`.
+
+    Raises:
+        kvdepot.InputError: The state of the model is not supported. Supported are keys and values
+            of full and sliding attention in bfloat16, float16 or float32, on one device.
+
+    Example:
+        prefixes = kvdepot.transformers.PrefixCache(depot, model)
+        answer = prefixes.generate(input_ids, max_new_tokens=100)
     """
 
     def __init__(
@@ -52,16 +67,6 @@ class PrefixCache:
         weights: str | Path | None = None,
         min_tokens: int | None = None,
     ) -> None:
-        """A cache for `model`, a causal language model of transformers, in `depot`.
-
-        `piece_tokens` tokens are one piece. `weights` names the model's weights, or is the
-        directory they were loaded from, of which names, headers and samples are read; without it
-        all of them are hashed, once. Nothing shorter than `min_tokens` (a piece, if not given)
-        is stored or loaded.
-
-        Raises kvdepot.InputError for models whose state is not keys and values of full and
-        sliding attention in bfloat16, float16 or float32, on one device.
-        """
         if piece_tokens < 1:
             raise refused("piece_tokens", piece_tokens, "1 or more")
         check_model(model)
@@ -74,25 +79,40 @@ class PrefixCache:
         self._stores: dict[tuple[str, ...], kvdepot.sessions.Sessions] = {}
 
     def load(self, input_ids: Any) -> tuple[DynamicCache, int]:
-        """The stored beginning of a prompt, (tokens,), (1, tokens) or what a tokenizer returns: a
-        cache that `generate` or the model goes on with, and how many tokens it holds: never all,
-        since the last one has to be computed for its logits. An empty cache and 0 where nothing is
-        stored.
+        """Reads the longest stored prefix of a prompt.
 
-        What does not verify is not used: the next best is.
+        If a stored part fails verification, the next best prefix is used.
+
+        Args:
+            input_ids: Token ids of shape (tokens,) or (1, tokens), or the result of a tokenizer.
+
+        Returns:
+            A cache for `model` or `model.generate`, and its number of tokens. The last token of the
+            prompt is never included, because its logits have to be computed. Without a stored
+            prefix, an empty cache and 0.
+
+        Raises:
+            kvdepot.Error: The depot cannot be read.
         """
         tokens = tokens_of(input_ids)
         self._follow()
         return self._load(tokens, len(tokens) - 1)
 
     def save(self, input_ids: Any, cache: Any) -> dict[str, Any]:
-        """Store a cache with its tokens, (tokens,) or (1, tokens). `input_ids` may go on behind
-        what the cache holds, as the last token that was generated does. Only what is not stored
-        yet is written: `cache_write_tokens` of the answer, beside `cached_tokens` and
-        `bytes_written`. All are 0 for fewer than `min_tokens`.
+        """Stores a cache with its tokens. Only rows that are not stored yet are written.
 
-        Raises kvdepot.InputError for another model's cache and for kinds that are not
-        handled, and kvdepot.Error where something found no room.
+        Args:
+            input_ids: Token ids of shape (tokens,) or (1, tokens). There may be more of them than
+                the cache has, such as the last generated token.
+            cache: Cache of this model.
+
+        Returns:
+            A dictionary: `cached_tokens` that were stored already, `cache_write_tokens`, and
+            `bytes_written`. All are 0 for fewer than `min_tokens` tokens.
+
+        Raises:
+            kvdepot.InputError: The cache is of another model, or its kind is not supported.
+            kvdepot.Error: A part was not stored, for example for lack of space.
         """
         tokens = tokens_of(input_ids)
         self._follow()
@@ -120,9 +140,17 @@ class PrefixCache:
         }
 
     def prefill(self, input_ids: Any) -> tuple[DynamicCache, dict[str, int]]:
-        """Compute a prompt from where a stored one ends, and store it: the cache of all of its
-        tokens, `cached_tokens` and `cache_write_tokens`. For a beginning that prompts will share,
-        which a model with sliding windows can go on from only where it was stored."""
+        """Computes a prompt from its longest stored prefix, and stores it.
+
+        Use it for a beginning that prompts will share. A model with sliding windows can continue
+        only from the end of a stored prompt.
+
+        Args:
+            input_ids: Token ids of shape (tokens,) or (1, tokens).
+
+        Returns:
+            The cache of all tokens, and a dictionary with `cached_tokens` and `cache_write_tokens`.
+        """
         tokens = tokens_of(input_ids)
         cache, cached = self._load_or_none(tokens, len(tokens))
         if cached < len(tokens):
@@ -136,12 +164,23 @@ class PrefixCache:
         return cache, {"cached_tokens": cached, "cache_write_tokens": written}
 
     def generate(self, input_ids: Any, **kwargs: Any) -> Generated:
-        """`model.generate` that begins where a stored prompt ends, and stores what it computed:
-        the prompt and all generated tokens but the last. A model with sliding windows stores the
-        prompt without its last token, too. A depot that fails is logged, and costs time only.
+        """Calls `model.generate` from the longest stored prefix, and stores the result.
 
-        Raises kvdepot.InputError for arguments that keys and values depend on beside the tokens,
-        padding, and ways to generate that take tokens back or have several sequences.
+        All generated tokens except the last are stored. A model with sliding windows also stores
+        the prompt without its last token. If the depot fails, the prompt is computed and a warning
+        is logged.
+
+        Args:
+            input_ids: Token ids of shape (tokens,) or (1, tokens).
+            **kwargs: Arguments of `model.generate`.
+
+        Returns:
+            The result of `model.generate`, and the numbers of tokens that were read and written.
+
+        Raises:
+            kvdepot.InputError: An argument is not supported: padding, several sequences, methods
+                that remove tokens, or an argument other than the tokens that changes keys and
+                values.
         """
         tokens = tokens_of(input_ids)
         check_generate(self._model, len(tokens), kwargs)
@@ -223,12 +262,12 @@ class PrefixCache:
         try:
             return self._load(tokens, most)
         except kvdepot.Error as error:
-            logger.warning("the prompt is computed, nothing could be loaded: %s", error)
+            logger.warning("could not load the prompt; computing it: %s", error)
             return DynamicCache(config=self._model.config), 0
 
     def _save_or_not(self, tokens: Any, cache: DynamicCache) -> int:
         try:
             return int(self.save(tokens, cache)["cache_write_tokens"])
         except kvdepot.Error as error:
-            logger.warning("nothing is stored: %s", error)
+            logger.warning("the prompt was not stored: %s", error)
             return 0

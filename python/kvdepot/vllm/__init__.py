@@ -1,6 +1,6 @@
 """kvdepot for vLLM: `"kv_connector_module_path": "kvdepot.vllm"`, `KvdepotConnector`.
 
-docs/engines/vllm.md says how it is configured. vLLM itself is imported with the connector.
+docs/engines/vllm.md has the configuration. vLLM itself is imported with the connector.
 """
 
 from __future__ import annotations

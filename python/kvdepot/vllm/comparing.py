@@ -184,7 +184,7 @@ class Comparer:
             rows=np.arange(len(ids), dtype=np.int64).reshape(blocks.shape),
             owner=memory,
         )
-        read = mover.load(list(placements), spans, part=self._part, aside=True)
+        read = mover.load(list(placements), spans, part=self._part, background=True)
         stored = [
             memory[:, start : start + length]
             for start, length in zip(starts, lengths, strict=False)

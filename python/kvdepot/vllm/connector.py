@@ -54,15 +54,22 @@ logger = init_logger("vllm.kvdepot")
 
 
 class KvdepotConnector(WatchingConnector):
-    """vLLM's KV connector over a depot."""
+    """vLLM's KV connector over a depot (docs/engines/vllm.md).
+
+    vLLM creates one in the scheduler and one in each worker, and calls their methods.
+
+    Args:
+        vllm_config: vLLM's configuration.
+        role: Scheduler or worker.
+        kv_cache_config: vLLM's configuration of the KV cache.
+
+    Raises:
+        kvdepot.ConfigError: An option, or the configuration of the model, is not supported.
+    """
 
     connector_worker: Any
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        """Check the configuration and build this process's half.
-
-        Raises `kvdepot.ConfigError` for what cannot work, before anything is served.
-        """
         self._settings = _prepare(vllm_config)
         _refuse(vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
@@ -94,23 +101,27 @@ class KvdepotConnector(WatchingConnector):
 
     @property
     def manager(self) -> KvdepotManager:
-        """The index side; only in the scheduler's process."""
+        """The manager of blocks; in the scheduler's process only."""
         manager = self.scheduler.manager
         assert isinstance(manager, KvdepotManager)
         return manager
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """No; and where vLLM asks, a wrong setting is found before the model is loaded."""
+        """Checks the settings and returns false.
+
+        vLLM calls it before it loads the model, so that a wrong setting is found early.
+        """
         vllm_settings.read(extra_config)
         return False
 
     # ---- workers -----------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """As vLLM does; under MultiConnector its settings and the others are looked at too.
+        """Registers the KV caches, and checks the settings of the connectors under MultiConnector.
 
-        Raises `kvdepot.ConfigError` for those that cannot work: they are not to be seen earlier.
+        Raises:
+            kvdepot.ConfigError: A setting is not supported that is unknown before this call.
         """
         super().register_kv_caches(kv_caches)
         if self._is_alone():
@@ -120,7 +131,7 @@ class KvdepotConnector(WatchingConnector):
         self._half.send_geometry(self._geometry())
 
     def get_handshake_metadata(self) -> RankGeometry | None:
-        """What this rank's KV caches look like; the scheduler's half names blocks by it."""
+        """Returns the geometry of this rank's KV caches, from which the scheduler names blocks."""
         return self._geometry() if self._is_alone() else None
 
     def _is_alone(self) -> bool:
@@ -144,19 +155,21 @@ class KvdepotConnector(WatchingConnector):
         )
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Finished loads; with several KV groups also those that failed."""
+        """Returns finished loads; with several KV groups also failed ones."""
         return self._half.transfer_results(finished_req_ids)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks that vLLM has to compute, because their bytes did not arrive."""
+        """Returns the blocks that vLLM has to compute, because their bytes were not loaded."""
         return self._half.take_invalid_blocks()
 
     # ---- the scheduler -----------------------------------------------------------------------
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Name the blocks: comes once from all ranks, before the first request.
+        """Names the blocks.
 
-        Under MultiConnector it is another connector's metadata; ours comes with the first step.
+        vLLM calls it once with the metadata of all ranks, before the first request. Under
+        MultiConnector the metadata is that of another connector; kvdepot's arrives with the first
+        step.
         """
         geometries = [found for found in metadata.values() if isinstance(found, RankGeometry)]
         if geometries:
@@ -251,12 +264,12 @@ class KvdepotConnector(WatchingConnector):
         return False
 
     def on_new_request(self, request: Any) -> None:
-        """Notes what the request's blocks depend on, and vLLM's hashes leave out."""
+        """Records the properties of a request that its blocks depend on and vLLM's hashes omit."""
         self.manager.set_beside(request.request_id, self._fingerprints.of(request))
         super().on_new_request(request)
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
-        """As vLLM does, in each step; blocks get their names as soon as the weights are known."""
+        """Builds the metadata of a step. Blocks get names as soon as the weights are known."""
         self.manager.faults.attempt("namespace", None, self._weights.poll)
         meta = super().build_connector_meta(scheduler_output)
         self.manager.ends.keep(self.scheduler._req_status)
@@ -316,7 +329,7 @@ class KvdepotConnector(WatchingConnector):
         return least if most is None else min(most, least)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """As vLLM does, and one line a request: what was where."""
+        """Updates the state of a request, and logs one line with its hits."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         self.manager.end_answer(request.request_id, served=num_external_tokens > 0)
         if request.request_id not in self._logged:
@@ -324,12 +337,15 @@ class KvdepotConnector(WatchingConnector):
             self._say_hits(request, num_external_tokens)
 
     def set_paused(self, paused: bool) -> None:
-        """Whether `/pause` or `/sleep` wait for the engine to have no work."""
+        """Records if `/pause` or `/sleep` wait until the engine has no work."""
         self.manager.paused = paused
 
     def reset_cache(self) -> bool | None:
-        """As vLLM does. Requests that it lets go on with what they had are not stored any more:
-        vLLM offers all of them again, from their first block on."""
+        """Resets the cache, as `on_reset` defines.
+
+        Except with `on_reset: verify`, requests that continue are no longer stored, because vLLM
+        offers all of their blocks again.
+        """
         done = super().reset_cache()
         self._fingerprints.reset()
         verify = self._settings.on_reset == vllm_settings.VERIFY
@@ -344,7 +360,7 @@ class KvdepotConnector(WatchingConnector):
             self.manager.ends.stop(request)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """The workers' reports first, so that the next lookup knows of them."""
+        """Processes the reports of the workers first, so that the next lookup includes them."""
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, KvdepotWorkerMetadata):
             self.manager.collector.path("worker", meta.path_seconds)
@@ -357,7 +373,7 @@ class KvdepotConnector(WatchingConnector):
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """As vLLM does; and what a proxy sends on to another engine."""
+        """Ends a request, and returns the parameters that a proxy passes to another engine."""
         self._logged.discard(request.request_id)
         waits, params = super().request_finished_all_groups(request, block_ids)
         return waits, params or self._handed_on(request)
@@ -365,7 +381,10 @@ class KvdepotConnector(WatchingConnector):
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """As vLLM does; called in place of the other without the hybrid memory manager."""
+        """Ends a request, as `request_finished_all_groups`.
+
+        vLLM calls it instead of that method without the hybrid memory manager.
+        """
         self._logged.discard(request.request_id)
         waits, params = super().request_finished(request, block_ids)
         return waits, params or self._handed_on(request)
@@ -376,7 +395,7 @@ class KvdepotConnector(WatchingConnector):
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-        """In the API server's process, which never constructs a connector."""
+        """Creates the metrics in the API server's process, which has no connector."""
         _prepare(vllm_config)
         return super().build_prom_metrics(vllm_config, *args, **kwargs)
 
@@ -468,13 +487,13 @@ def _refuse_beside(multi: Any) -> None:
 
 def _say_policy(vllm_config: Any) -> None:
     logger.info(
-        "kvdepot: kv_load_failure_policy is 'recompute': a block that fails to load or to verify "
-        "is computed"
+        "kvdepot: kv_load_failure_policy is 'recompute': vLLM recomputes blocks that fail to "
+        "load or are corrupt"
     )
     if vllm_namespace.keys(vllm_config)[1]:
         logger.warning(
-            "kvdepot: the seed of vLLM's block hashes is random, so nothing will be found after "
-            "a restart; set PYTHONHASHSEED"
+            "kvdepot: the seed of vLLM's block hashes is random, so there will be no hits "
+            "after a restart; set PYTHONHASHSEED"
         )
 
 

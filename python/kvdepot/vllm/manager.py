@@ -404,8 +404,8 @@ class KvdepotManager(OffloadingManager):
                 self._lookups_after = time.monotonic() + pause
             if report.corrupt or report.undelivered:
                 logger.warning(
-                    "request %s: of %d blocks, %d did not verify and %d were not moved on rank %d; "
-                    "they will be computed",
+                    "request %s: of %d blocks, %d were corrupt and %d could not be copied on "
+                    "rank %d; vLLM recomputes them",
                     load.request, len(load.pins), len(report.corrupt), len(report.undelivered),
                     rank,
                 )  # fmt: skip
@@ -589,7 +589,7 @@ class KvdepotManager(OffloadingManager):
         self._steps_without_groups += 1
         if self._steps_without_groups > STEPS_WITHOUT_GROUPS:
             self._steps_without_groups = None
-            logger.error("kvdepot: no worker described its KV caches; nothing is stored or loaded")
+            logger.error("kvdepot: no worker reported its KV caches; nothing is stored or loaded")
 
     def _unpin(self, held: Pins) -> None:
         """End pins that no load took over."""

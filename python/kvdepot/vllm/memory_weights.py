@@ -191,7 +191,7 @@ class MemoryWeights:
         try:
             sums = worker_calls.call(executor, sum_rank)
         except Exception:
-            logger.exception("kvdepot: the weights in memory cannot be summed")
+            logger.exception("kvdepot: cannot hash the weights in memory")
             return None
         logger.debug("kvdepot: weights summed in %.3f s", time.perf_counter() - start)
         if None in sums:
@@ -213,7 +213,7 @@ class MemoryWeights:
         try:
             sample = worker_calls.call(executor, _is_as_sampled, non_block=True)
         except Exception:
-            logger.exception("kvdepot: the weights in memory cannot be sampled")
+            logger.exception("kvdepot: cannot check the weights in memory")
         return sample
 
     def _same(self, sample: Future[list[bool]] | None) -> bool:
@@ -221,7 +221,7 @@ class MemoryWeights:
         try:
             return sample is None or all(sample.result())
         except Exception:
-            logger.exception("kvdepot: the weights in memory cannot be sampled")
+            logger.exception("kvdepot: cannot check the weights in memory")
             return True
 
     def _compare(self, sample: Future[list[bool]]) -> None:
@@ -248,9 +248,9 @@ class MemoryWeights:
             withdrawn += len(keys)
         self._stored, self._stored_since = [], []
         logger.error(
-            "kvdepot: the weights in memory have changed in a way that kvdepot does not watch, at "
-            "any time in the last %.0f s: the %d blocks stored since were removed, but requests "
-            "may have been served KV of other weights; change weights through vLLM's own calls, "
+            "kvdepot: the weights in memory changed within the last %.0f s by a way that "
+            "kvdepot does not watch; removed the %d blocks stored since, but requests may "
+            "have been served KV of other weights; change weights through vLLM's own calls, "
             "such as collective_rpc, and reset its prefix cache",
             2 * SAMPLE_SECONDS, withdrawn,
         )  # fmt: skip
@@ -262,8 +262,8 @@ class MemoryWeights:
     def _say(self, why: str, before: str | None) -> None:
         if self.name is None:
             logger.error(
-                "kvdepot: after %s the weights in memory are not known%s: nothing is stored or "
-                "loaded until they are",
+                "kvdepot: after %s the weights in memory are unidentified%s; nothing is "
+                "stored or loaded until they are identified",
                 why, f" ({self._unreadable})" if self._unreadable else "",
             )  # fmt: skip
         elif self.name != before:

@@ -28,7 +28,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 MOVED_BLOCKS = "kvdepot_moved_blocks"
 MOVED_BYTES = "kvdepot_moved_bytes"
 FAILED_BLOCKS = "kvdepot_failed_blocks"
-PATH_SECONDS = "kvdepot_path_seconds"
+PATH_SECONDS = "kvdepot_request_path_seconds"
 PENDING_BYTES = "kvdepot_pending_bytes"
 PROBE_BLOCKS = "kvdepot_probe_blocks"
 PROBE_DIFFERENCE = "kvdepot_probe_difference"
@@ -41,34 +41,40 @@ TIER_GAUGES = {
     "blocks": ("live_blocks", "Blocks published in the tier."),
     "pinned_blocks": ("pinned_blocks", "Blocks held by readers."),
     "reserved_blocks": ("reserved_blocks", "Blocks being written."),
-    "grouped_blocks": ("grouped_blocks", "Blocks that are kept and evicted with others."),
+    "grouped_blocks": ("grouped_blocks", "Blocks that are evicted as a group."),
 }
 TIER_COUNTERS = {
     "stored_bytes": ("stored_bytes", "Bytes published since the depot was opened."),
     "evicted_blocks": ("evicted_blocks", "Blocks evicted."),
     "evicted_bytes": ("evicted_bytes", "Bytes evicted."),
-    "corrupt_blocks": ("corrupt_blocks", "Blocks that did not verify: each was a miss."),
-    "lost_bytes": ("lost_bytes", "Bytes not used again: the medium failed under them."),
-    "unanswered": ("unanswered", "Questions that the tier did not answer in time."),
-    "left_alone": ("left_alone", "How often it was not asked for a while because of that."),
+    "corrupt_blocks": ("corrupt_blocks", "Corrupt blocks; each was a miss."),
+    "lost_bytes": ("bad_media_bytes", "Bytes excluded after medium errors."),
+    "timeouts": ("timeouts", "Requests to the tier that timed out."),
+    "circuit_open": ("circuit_open", "Number of times that the circuit breaker opened."),
     "requests": ("requests", "Requests to an object store."),
-    "retries": ("retries", "Those that were made again."),
-    "declined": ("stayed_blocks", "Blocks that stayed in the tier before: a first touch."),
-    "evicted_groups": ("evicted_groups", "Groups that left as one."),
-    "full": ("refused_blocks", "Reservations that found no room."),
+    "retries": ("retries", "Requests that were retried."),
+    "write_back_deferred_blocks": (
+        "write_back_deferred_blocks",
+        "Blocks that were kept in the previous tier, for example on their first access.",
+    ),
+    "evicted_groups": ("evicted_groups", "Groups evicted as a whole."),
+    "full": ("no_space_blocks", "Reservations rejected for lack of space."),
     "hit_blocks": ("hit_blocks", "Blocks served, by the tier that had them."),
     "hit_bytes": ("hit_bytes", "Bytes served, by the tier that had them."),
 }
 DEPOT_COUNTERS = {
-    "missed_blocks": ("missed_blocks", "Keys that a load asked for and no tier had."),
-    "promoted_bytes": ("promoted_bytes", "Bytes copied to the near tier after a far hit."),
+    "missed_blocks": ("missed_blocks", "Keys of loads that no tier had."),
+    "promoted_bytes": (
+        "promoted_bytes",
+        "Bytes copied to the first tier after hits in lower tiers.",
+    ),
     "dropped_blocks": (
-        "dropped_blocks",
-        "Blocks dropped on their way to the far tier because its queue was full.",
+        "overload_dropped_blocks",
+        "Blocks dropped because the write-back queue was full.",
     ),
     "declined_blocks": (
-        "declined_blocks",
-        "Blocks not stored because what would have gone for them promises more.",
+        "admission_rejected_blocks",
+        "Blocks rejected by the admission policy.",
     ),
     "reserve_present_blocks": (
         "reserve_present_blocks",
@@ -79,7 +85,7 @@ DEPOT_COUNTERS = {
         "Reservations refused because another call is writing the block.",
     ),
 }
-WRITE_BACK = ("write_back_bytes", "Bytes that the far tier has not got yet.")
+WRITE_BACK = ("write_back_bytes", "Bytes in the write-back queue.")
 
 DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     MOVED_BLOCKS: OffloadingCounterMetadata(
@@ -92,8 +98,8 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     ),
     FAILED_BLOCKS: OffloadingCounterMetadata(
         documentation=(
-            "Blocks that did not arrive or did not verify (load; recomputed), or were not "
-            "written whole (store; absent)."
+            "Blocks that were not copied or were corrupt (load: recomputed), or were not "
+            "completely written (store: not stored)."
         ),
         labelnames=("op",),
     ),
@@ -106,24 +112,21 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     ),
     FAILED_CALLS: OffloadingCounterMetadata(
         documentation=(
-            "Calls of the depot that raised an error, by the process that made them (scheduler, "
-            "worker). Each was taken as a miss or a refusal."
+            "Calls of the depot that raised an error, by calling process (scheduler, worker). "
+            "Each was treated as a miss or a rejected store."
         ),
         labelnames=("source", "call"),
     ),
     PROBE_BLOCKS: OffloadingCounterMetadata(
         documentation=(
-            "Stored blocks that were computed again and compared: agreed, differed, corrupt, "
-            "not_compared. And probes that came to nothing: far (the next boundary of all KV "
-            "groups), preempted, abandoned, nothing (no block was there any more)."
+            "Stored blocks that were recomputed and compared: agreed, differed, corrupt, "
+            "not_compared. Probes without a comparison: far (from the next boundary of all "
+            "KV groups), preempted, abandoned, nothing (the block was evicted)."
         ),
         labelnames=("result",),
     ),
     PROBE_DIFFERENCE: OffloadingGaugeMetadata(
-        documentation=(
-            "Largest relative difference that a probe has found between a stored and a computed "
-            "key or value."
-        ),
+        documentation=("Largest relative difference between stored and recomputed keys or values."),
     ),
     PENDING_BYTES: OffloadingGaugeMetadata(
         documentation="Bytes still to write: stores in flight and the write-back queue.",

@@ -261,8 +261,8 @@ def _unless_changed(vllm_config: Any, directory: Path) -> str:
     if changed is None:
         return ""
     logger.warning(
-        "kvdepot: %s was written while the engine started, before or after it was loaded: what "
-        "this engine stores will not be found by others, nor after a restart; restart it",
+        "kvdepot: %s was modified during the engine's start; blocks of this engine will not "
+        "be found by other engines or after a restart; restart the engine",
         changed,
     )
     return " changed " + secrets.token_hex(16)

@@ -135,9 +135,9 @@ class Probes:
             if entry is not None:
                 self._state.quarantined = True
                 logger.error(
-                    "kvdepot: namespace %s is in quarantine: %s. Nothing is stored or loaded. "
-                    "'kvdepot quarantine list' shows it; 'kvdepot quarantine release %s' ends it, "
-                    "from the engine's next start on",
+                    "kvdepot: namespace %s is quarantined: %s. Nothing is stored or loaded. "
+                    "'kvdepot quarantine list' shows it; 'kvdepot quarantine release %s' ends "
+                    "it from the engine's next start on",
                     digest.hex(), entry.get("reason", "no reason given"), digest.hex(),
                 )  # fmt: skip
         return {} if self._state.quarantined else groups
@@ -338,7 +338,7 @@ class Probes:
             state.doubtful, state.failed = False, 0
             self._changed()
             logger.warning(
-                "kvdepot: %d probes in a row have agreed: what is stored is served again",
+                "kvdepot: %d probes in a row matched; stored blocks are served again",
                 AGREED_IN_A_ROW,
             )
 
@@ -366,11 +366,11 @@ class Probes:
             f"({_said(layers)})"
         )
         logger.error(
-            "kvdepot: a probe failed: %s. Requests served since a probe last agreed, whose answers "
-            "may be wrong: %d. From now on hits of this namespace are computed and compared, and "
-            "nothing of it is served or stored, until %d probes in a row agree; if %d fail, the "
-            "namespace is quarantined. Something that changes keys and values is not part of the "
-            "namespace: please report it",
+            "kvdepot: a probe failed: %s. Requests served since the last matching probe, "
+            "whose answers may be wrong: %d. Hits of this namespace are now recomputed and "
+            "compared, and none of its blocks is served or stored, until %d probes in a row "
+            "match; after %d failures the namespace is quarantined. A setting that changes "
+            "keys and values is missing from the namespace: please report it",
             text, state.served, AGREED_IN_A_ROW, FAILED,
         )  # fmt: skip
         state.reason = text
@@ -385,9 +385,9 @@ class Probes:
             except OSError as error:
                 path = f"not beyond this engine's end ({error})"
             logger.error(
-                "kvdepot: %d probes have failed: namespace %s is in quarantine (%s). Nothing is "
-                "stored or loaded any more. 'kvdepot quarantine list' shows it, and 'kvdepot rm "
-                "--namespace %s' removes what is stored",
+                "kvdepot: %d probes failed; namespace %s is quarantined (%s). Nothing is "
+                "stored or loaded. 'kvdepot quarantine list' shows it; 'kvdepot rm "
+                "--namespace %s' removes its blocks",
                 FAILED, digest.hex(), path, digest.hex(),
             )  # fmt: skip
 

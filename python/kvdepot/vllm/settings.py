@@ -29,12 +29,12 @@ UCM_CONFIG_FILE = "UCM_CONFIG_FILE"
 CONFIG_FILE = Setting(
     ("config_file", UCM_CONFIG_FILE),
     _settings.optional(_settings.text("the path of a YAML file")),
-    "the same keys, in a file; or [one of UCM's](../ucm.md)",
+    "file with the same keys, or [a configuration file of UCM](../ucm.md)",
 )
 SALT = Setting(
     ("salt",),
     _settings.optional(_settings.text()),
-    "keeps tenants with the same model apart",
+    "separates tenants that use the same model",
 )
 ON_RESET = Setting(
     ("on_reset",),
@@ -42,7 +42,8 @@ ON_RESET = Setting(
         _settings.one_of((VERIFY, "epoch", "clear")),
         allowed="'verify' (keeps blocks while the weights are the same), 'epoch' or 'clear'",
     ),
-    "what a reset of vLLM's cache means for stored blocks, see [below](#resets)",
+    "effect of a reset of vLLM's prefix cache on stored blocks, see "
+    "[below](#cache-resets-and-sleep-mode)",
     default=VERIFY,
 )
 
@@ -58,8 +59,8 @@ SETTINGS = Schema(
     Setting(
         ("pipeline",),
         _settings.text("a text such as 'Cache|Dax'"),
-        "the tiers, near to far; or `unix:` and a service's socket: see "
-        "[one depot for all engines](#one-depot-for-all-engines-of-a-host)",
+        "tiers, first to last; or `unix:` and the socket of a server, see "
+        "[sharing a depot](#sharing-a-depot-between-engines)",
         default="Cache|Dax",
     ),
     CONFIG_FILE,
@@ -68,7 +69,7 @@ SETTINGS = Schema(
     Setting(
         ("lookup_wait",),
         _settings.DURATION,
-        "how long a request waits for a block that another is storing",
+        "maximum time that a request waits for a block that another request is storing",
         # Computing a block again takes longer than the store that is in flight, but a request must
         # not wait for a slow one: after this it computes.
         default="1s",
@@ -77,7 +78,7 @@ SETTINGS = Schema(
     Setting(
         ("probe_every",),
         _settings.COUNT_OR_NONE,
-        "of so many requests with a hit, one is [probed](#probes); `0` switches probes off",
+        "one in this number of requests with a hit is [probed](#probes); `0` disables probes",
         default=1000,
     ),
     Setting(
@@ -86,22 +87,24 @@ SETTINGS = Schema(
             _settings.one_of((DETECT, GATE)),
             allowed="'detect' (serves it, and compares a part) or 'gate' (computes it)",
         ),
-        "what happens at the first hit, see [probes](#probes)",
+        "handling of the first hit, see [probes](#probes)",
         default=DETECT,
     ),
     Setting(
         ("offload_prompt_only",),
         _settings.TRUE_OR_FALSE,
-        "vLLM's: whether generated tokens are left out",
+        "vLLM's option: do not store generated tokens",
         default=False,
     ),
     Setting(
-        ("block_size",), _settings.optional(_settings.COUNT), "vLLM's: tokens of one stored block"
+        ("block_size",),
+        _settings.optional(_settings.COUNT),
+        "vLLM's option: tokens per stored block",
     ),
     Setting(
         ("blocks_per_chunk",),
         _settings.optional(_settings.COUNT),
-        "vLLM's: its blocks in one stored block",
+        "vLLM's option: vLLM blocks per stored block",
     ),
     # The connector itself names its spec there.
     Setting(("spec_module_path",), _settings.ANY),
@@ -115,29 +118,28 @@ TIER_SETTINGS = Schema(
     Setting(
         ("pipeline",),
         _settings.text("a text such as 'Cache|Posix'"),
-        "the tiers behind vLLM's own, near to far; or `unix:` and a service's socket. Has to be "
-        "given",
+        "tiers after vLLM's own, first to last; or `unix:` and the socket of a server; required",
     ),
     CONFIG_FILE,
     SALT,
     Setting(
         ("weights",),
         _settings.optional(_settings.WORD),
-        "under `KvdepotTieringConnector` as [above](#settings), default `sampled`; under vLLM's "
-        "own `OffloadingConnector`, which does not report them, required: a text that names the "
-        "weights and all other settings that change keys and values",
+        "with `KvdepotTieringConnector` as [above](#settings), default `sampled`. With vLLM's "
+        "`OffloadingConnector`, which does not report the weights, required: a text that identifies "
+        "the weights and all other settings that change keys and values",
     ),
     Setting(
         ("lookup_wait",),
         _settings.DURATION,
-        "how long a request waits for a tier to say what it has",
+        "maximum time that a request waits for the lookup of a tier",
         default="1s",
     ),
     ON_RESET,
     Setting(
         ("locality",),
         _settings.optional(_settings.one_of(("LOCAL", "REMOTE"))),
-        "vLLM's: by what a request may leave the tier out",
+        "vLLM's option: by which a request can exclude the tier",
     ),
     # The connector of `kvdepot.vllm.tiering` writes it.
     Setting(("engine",), _settings.optional(_settings.text())),
@@ -219,8 +221,8 @@ def read_tier(config: Mapping[str, Any]) -> TierSettings:
     own, common = _read(TIER_SETTINGS, _with_file(config, where), where)
     if own["weights"] is None and own["engine"] is None:
         raise kvdepot.ConfigError(
-            "weights: has to be given in secondary_tiers under 'OffloadingConnector', which does "
-            "not say which weights and options the engine runs with; give a text that names them, "
+            "weights: required in secondary_tiers with 'OffloadingConnector', which does not report "
+            "the engine's weights and options; set a text that identifies them, "
             'or use "kv_connector": "KvdepotTieringConnector", "kv_connector_module_path": '
             '"kvdepot.vllm"'
         )
@@ -239,7 +241,7 @@ def _read(
     own = schema.take(depot)
     if own["pipeline"] is None:
         allowed = schema.by_name["pipeline"].kind.allowed
-        raise kvdepot.ConfigError(f"pipeline: has to be given in {where}: {allowed}")
+        raise kvdepot.ConfigError(f"pipeline: required in {where}: {allowed}")
     common = {
         "pipeline": own["pipeline"],
         "depot": depot,

@@ -41,13 +41,13 @@ LANES_BESIDE_A_DEVICE = 16
 
 
 class KvdepotSpec(OffloadingSpec):
-    """How vLLM's OffloadingConnector makes kvdepot's manager and worker."""
+    """Offloading spec: creates kvdepot's manager and worker for vLLM's OffloadingConnector."""
 
     @classmethod
     def build_metric_definitions(
         cls, extra_config: Mapping[str, Any]
     ) -> dict[str, OffloadingMetricMetadata]:
-        """The metrics that the manager may report."""
+        """Returns the metrics that the manager may report."""
         return dict(DEFINITIONS)
 
     def __init__(self, config: OffloadingConfig) -> None:
@@ -59,11 +59,11 @@ class KvdepotSpec(OffloadingSpec):
         self.replicated_layout = config.replicated_layout
 
     def get_manager(self) -> KvdepotManager:
-        """Open the depot; this process owns it, unless a service does."""
+        """Opens the depot, or connects to its server, and returns the manager."""
         depot = open_depot(self.settings, self.config)
         if not self.settings.shared:
             # Now, while the engine starts, the memory costs no request anything.
-            depot.populate()
+            depot.prefault()
         world = self.config.parallel.world_size
         writers = 1 if self.replicated_layout else world
         return KvdepotManager(
@@ -78,7 +78,7 @@ class KvdepotSpec(OffloadingSpec):
         )
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        """What moves their bytes."""
+        """Returns the worker that copies the bytes of these KV caches."""
         if current_platform.is_cpu() or current_platform.is_cuda():
             made = KvdepotWorker(kv_caches, self.config.parallel.rank, self.blocks_per_chunk)
             if self.replicated_layout:

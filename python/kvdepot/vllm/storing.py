@@ -51,8 +51,8 @@ class Ends:
         if end is not None:
             self._ends[context.req_id] = min(end, self._ends.get(context.req_id, end))
             logger.info(
-                "request %s: the block that ends at token %d is not stored, for want of room or "
-                "because what would go for it promises more; nothing behind it is",
+                "request %s: the block that ends at token %d was not stored (no space, or "
+                "rejected by admission); later blocks of the prompt are skipped",
                 context.req_id, end,
             )  # fmt: skip
 

@@ -113,7 +113,11 @@ class _Job:
 
 
 class KvdepotTier(SecondaryTierManager):
-    """vLLM's secondary tier over a depot. docs/engines/vllm.md says how it is configured."""
+    """Secondary tier of vLLM over a depot (docs/engines/vllm.md).
+
+    Raises:
+        kvdepot.ConfigError: An option is unknown, or its value is not allowed.
+    """
 
     medium: ClassVar[Medium] = Medium.STORAGE
 
@@ -121,7 +125,7 @@ class KvdepotTier(SecondaryTierManager):
     def build_metric_definitions(
         cls, extra_config: dict[str, Any]
     ) -> dict[str, OffloadingMetricMetadata]:
-        """The metrics that the tier may report."""
+        """Returns the metrics that the tier may report."""
         return dict(DEFINITIONS)
 
     def __init__(
@@ -132,7 +136,7 @@ class KvdepotTier(SecondaryTierManager):
         backpressure_detector: Any = None,
         **config: Any,
     ) -> None:
-        """Open the depot that `config` describes; `kvdepot.ConfigError` for what it cannot be."""
+        """Opens the depot that `config` describes."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.settings = vllm_settings.read_tier(config)
         if self.settings.locality is not None:
@@ -163,12 +167,15 @@ class KvdepotTier(SecondaryTierManager):
         self._rows: Any = np.asarray(primary_kv_view)
 
     def set_beside(self, request: str, beside: vllm_beside.Beside) -> None:
-        """What the request's blocks depend on beside their tokens."""
+        """Records the properties of a request, other than tokens, that its blocks depend on."""
         self._request(request).beside = beside
 
     def set_memory(self, name: str | None, begun: Collection[str], *, withheld: bool) -> None:
-        """Other weights are in memory, which `name` identifies; it is empty for those of the start,
-        None where they are not known. Requests that have `begun` are not stored any more."""
+        """Records that the weights in memory have changed.
+
+        `name` identifies the weights: empty for those of the start, None if they are unknown.
+        Requests in `begun` are no longer stored.
+        """
         self.withheld = withheld
         for request_id, request in self._requests.items():
             request.answers.clear()
@@ -185,7 +192,10 @@ class KvdepotTier(SecondaryTierManager):
     # ---- reading ---------------------------------------------------------------------------
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """RETRY while nobody has answered, and the request may wait."""
+        """Looks up a chunk.
+
+        The result is RETRY while the lookup is in progress and the request may wait.
+        """
         if self.withheld:
             return LookupResult.MISS
         request = self._requests[req_context.req_id]
@@ -225,13 +235,13 @@ class KvdepotTier(SecondaryTierManager):
         return question
 
     def submit_load(self, job_metadata: TransferJob) -> None:
-        """Fill rows; `get_finished_jobs` says which are whole."""
+        """Starts to fill rows. `get_finished_jobs` reports the complete ones."""
         self._submit(job_metadata)
 
     # ---- writing ---------------------------------------------------------------------------
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        """Store rows, those that the depot does not have."""
+        """Starts to store rows that the depot does not have."""
         self._submit(job_metadata)
 
     def _submit(self, job: TransferJob) -> None:
@@ -267,8 +277,10 @@ class KvdepotTier(SecondaryTierManager):
     # ---- jobs ------------------------------------------------------------------------------
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        """Loads whose rows are filled, and stores whose rows may be used again: what the near tier
-        has got of a store is written on from there."""
+        """Returns loads whose rows are filled, and stores whose rows may be reused.
+
+        The first tier then has the blocks of a store; the depot writes them back from there.
+        """
         ended = [job for job in self._jobs.values() if job.ended()]
         for job in ended:
             del self._jobs[job.metadata.job_id]
@@ -312,7 +324,7 @@ class KvdepotTier(SecondaryTierManager):
         )
 
     def drain_jobs(self) -> None:
-        """Wait until no row is touched. vLLM calls this for a reset alone, so it is one."""
+        """Waits until all rows are unused, then resets. vLLM calls it only for a reset."""
         for job in self._jobs.values():
             job.wait()
         self._reset()
@@ -346,28 +358,29 @@ class KvdepotTier(SecondaryTierManager):
     # ---- the life of requests and of the tier -------------------------------------------------
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        """New chunks are offered as they are computed."""
+        """Requests new chunks as they are computed."""
         self._request(req_context.req_id)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        """Forget what was asked for the request; its jobs may still be on their way."""
+        """Drops the lookups of a request. Its jobs may still be in progress."""
         self._requests.pop(req_context.req_id, None)
 
     def has_pending_work(self) -> bool:
-        """Whether the engine must keep stepping, to bring a metric up to date."""
+        """Returns true if the engine must keep stepping, to update a metric."""
         return not self.paused and self.collector.outdated(self._queued_bytes())
 
     def get_stats(self) -> Any:
-        """What happened since the last call."""
+        """Returns the statistics since the last call."""
         self.collector.failed_calls("scheduler", self.faults.take())
         queued = self._queued_bytes()
         return self.collector.take(queued, idle=not self._jobs and not queued)
 
     def shutdown(self) -> None:
-        """Close the depot: it drains what is queued for the far tier.
+        """Closes the depot, which first writes back its queue.
 
-        Raises `kvdepot.Error` when rows are still touched; vLLM then leaves them mapped.
+        Raises:
+            kvdepot.Error: Rows are still in use; vLLM then leaves them mapped.
         """
         self._requests.clear()
         self._depot.close()

@@ -26,13 +26,16 @@ TIERING_SPEC = "TieringOffloadingSpec"
 
 
 class KvdepotTieringConnector(WatchingConnector):
-    """OffloadingConnector with vLLM's CPU tier, and kvdepot's among those behind it."""
+    """vLLM's OffloadingConnector with its CPU tier, and with kvdepot among the tiers below it.
+
+    Raises:
+        kvdepot.ConfigError: An option, or the configuration of the model, is not supported.
+    """
 
     # Whether vLLM's prefix cache has been emptied, and nothing computed since.
     _is_empty = True
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        """Raises `kvdepot.ConfigError` for what cannot work, before anything is served."""
         entries = _prepare(vllm_config)
         vllm_namespace.refuse_unknowable(vllm_config)
         vllm_namespace.refuse_whole_prompts(vllm_config)
@@ -54,24 +57,24 @@ class KvdepotTieringConnector(WatchingConnector):
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-        """In the API server's process, which never constructs a connector."""
+        """Creates the metrics in the API server's process, which has no connector."""
         _prepare(vllm_config)
         return super().build_prom_metrics(vllm_config, *args, **kwargs)
 
     def on_new_request(self, request: Any) -> None:
-        """Notes what the request's blocks depend on, and vLLM's hashes leave out."""
+        """Records the properties of a request that its blocks depend on and vLLM's hashes omit."""
         beside = self._fingerprints.of(request)
         for tier in self._tiers():
             tier.set_beside(request.request_id, beside)
         super().on_new_request(request)
 
     def set_paused(self, paused: bool) -> None:
-        """Whether `/pause` or `/sleep` wait for the engine to have no work."""
+        """Records if `/pause` or `/sleep` wait until the engine has no work."""
         for tier in self._tiers():
             tier.paused = paused
 
     def reset_cache(self) -> bool | None:
-        """As vLLM does; its prefix cache was reset just before."""
+        """Resets the cache. vLLM has reset its prefix cache just before."""
         self._fingerprints.reset()
         done = super().reset_cache()
         self._memory_weights.suspect("a reset")
@@ -80,12 +83,12 @@ class KvdepotTieringConnector(WatchingConnector):
         return done
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """As vLLM does."""
+        """Updates the state of a request."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         self._is_empty = self._is_empty and not num_external_tokens
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
-        """As vLLM does, in each step."""
+        """Builds the metadata of a step."""
         meta = super().build_connector_meta(scheduler_output)
         self._is_empty = self._is_empty and not scheduler_output.total_num_scheduled_tokens
         return meta

@@ -18,21 +18,26 @@ class WatchingConnector(OffloadingConnector):
     """vLLM's connector, which checks the weights in memory before each lookup and store."""
 
     def watch(self, vllm_config: Any, *, own_cache: bool) -> None:
-        """Starts to watch, in the scheduler's process. `own_cache` is whether vLLM caches KV."""
+        """Starts to watch the weights, in the scheduler's process.
+
+        Args:
+            vllm_config: vLLM's configuration.
+            own_cache: vLLM caches KV too.
+        """
         # How often requests had been preempted when they were last looked up.
         self._preempted: dict[str, int] = {}
         self._memory_weights = MemoryWeights(vllm_config, self._rename, own_cache=own_cache)
         notice_pauses()
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
-        """As vLLM does, and starts to notice resets of its prefix cache."""
+        """Binds the manager, and starts to notice resets of vLLM's prefix cache."""
         super().bind_kv_cache_manager(kv_cache_manager)
         notice_resets(kv_cache_manager, self._notice_empty_prefix_cache)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """As vLLM does, in the namespace of the weights that the workers hold."""
+        """Looks up a request in the namespace of the weights that the workers have."""
         # vLLM's scheduler fails if a request is preempted and loaded in the same step, as after a
         # reset of its prefix cache that preempts all requests, whether the reset fails or not.
         if request.num_preemptions > self._preempted.get(request.request_id, 0):
@@ -42,13 +47,13 @@ class WatchingConnector(OffloadingConnector):
         return self._matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """As vLLM does; loaded blocks are in its prefix cache, too."""
+        """Updates the state of a request. Loaded blocks are in vLLM's prefix cache, too."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         if num_external_tokens:
             self._memory_weights.fill()
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
-        """As vLLM does, in each step."""
+        """Builds the metadata of a step."""
         self._memory_weights.refresh()
         meta = super().build_connector_meta(scheduler_output)
         self._memory_weights.step(scheduler_output.total_num_scheduled_tokens)

@@ -25,7 +25,7 @@ class Weights:
         if setting == FULL:
             # What cannot be identified is refused now. That is cheap.
             vllm_namespace.weights(vllm_config, "sampled")
-            logger.info("kvdepot: reading all weights; nothing is stored or looked up before that")
+            logger.info("kvdepot: hashing all weights; nothing is stored or looked up until then")
             threading.Thread(
                 target=self._read, args=(vllm_config,), name="kvdepot-weights", daemon=True
             ).start()
@@ -47,6 +47,6 @@ class Weights:
         try:
             self.fingerprint = vllm_namespace.weights(vllm_config, FULL)
         except Exception:
-            logger.exception("kvdepot: the weights cannot be read; nothing is stored or loaded")
+            logger.exception("kvdepot: cannot read the weights; nothing is stored or loaded")
         else:
-            logger.info("kvdepot: all weights are read")
+            logger.info("kvdepot: all weights hashed")

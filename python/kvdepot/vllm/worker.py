@@ -183,11 +183,8 @@ class KvdepotWorker(OffloadingWorker):
         # A store that was given up may still read the device, which all pages are on: without a
         # limit, as the memory may be unmapped after this.
         for pages in self._pages[:1]:
-            while not pages.rest(REST_SECONDS):
-                logger.warning(
-                    "copies of blocks whose stores were given up are still under way: waiting for "
-                    "the device"
-                )
+            while not pages.synchronize(REST_SECONDS):
+                logger.warning("waiting for copies of timed-out stores to finish on the device")
 
     def shutdown(self) -> None:
         """Wait for all jobs and let the depot go."""
@@ -234,7 +231,7 @@ class KvdepotWorker(OffloadingWorker):
             spans = self._pages[part.group].with_rows(part.rows_of(indexes), self._computing())
             move = mover.load if job.load else mover.store
             placements = part.chosen(indexes)
-            begun = move(placements, spans, part=self.part, aside=True)
+            begun = move(placements, spans, part=self.part, background=True)
             job.moves.append(Moving(part, indexes, begun))
 
     def _compare(self, job: Job, mover: kvdepot.Mover) -> None:
@@ -281,7 +278,7 @@ class KvdepotWorker(OffloadingWorker):
                 outcomes[part.first + index] = value
             call = "load" if job.load else "store"
             error = self.faults.attempt("error", None, lambda m=move: m.error)
-            if error and move.refused:
+            if error and move.rejected:
                 # It would have raised it, had it been begun at once.
                 self.faults.note(call, kvdepot.Error(error))
             elif error:
@@ -346,7 +343,7 @@ class KvdepotWorker(OffloadingWorker):
                     "for %d s", self.rank, spec.socket, error, RETRY_SECONDS,
                 )  # fmt: skip
             else:
-                self.faults.attempt("populate", None, self._mover.populate)
+                self.faults.attempt("populate", None, self._mover.prefault)
         return self._mover
 
     def _report_comparisons(self) -> None:

@@ -4,11 +4,26 @@ use super::WeakShared;
 use crate::error::Error;
 use crate::extents::Extents;
 
-/// The extents of one allocation of a [`crate::Shared`] pool, freed when dropped. It does not keep
-/// the pool alive: dropped after the pool, it does nothing.
+/// The extents of one allocation from a [`crate::Shared`] pool. Dropping the handle frees them.
 ///
-/// While a handle owns an extent, nobody else may free it by its offset: the pool would notice when
-/// the handle frees it again, unless that offset had been allocated anew by then.
+/// A handle does not keep the pool alive. If it is dropped after the pool, nothing happens.
+///
+/// While a handle owns an extent, no other code may free that extent by its offset. The handle's
+/// own free then usually fails with [`Error::NotLive`]. If the offset was allocated again before,
+/// the handle frees that newer allocation without an error.
+///
+/// # Examples
+///
+/// ```
+/// use kvdepot_alloc::Shared;
+///
+/// let pool = Shared::new(1 << 20, 4096)?;
+/// let handle = pool.allocate_owned(10_000)?;
+/// assert_eq!(handle.extents().bytes(), 12_288);
+/// drop(handle);
+/// assert_eq!(pool.free_bytes(), pool.size());
+/// # Ok::<(), kvdepot_alloc::Error>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "the extents are freed when the handle is dropped"]
 pub struct Handle {
@@ -21,29 +36,30 @@ impl Handle {
         Self { pool, extents }
     }
 
-    /// The extents, in payload order. They stay this handle's.
+    /// Returns the extents, in payload order. The handle still owns them.
     #[must_use]
     pub const fn extents(&self) -> &Extents {
         &self.extents
     }
 
-    /// Whether the pool still exists; its extents mean nothing once it does not.
+    /// Returns true while the pool exists. Afterwards the extents have no meaning.
     #[must_use]
     pub fn is_attached(&self) -> bool {
         self.pool.upgrade().is_some()
     }
 
-    /// Frees the extents now, and says what a drop cannot say.
+    /// Frees the extents now and reports an error, which dropping the handle cannot do.
     ///
     /// # Errors
     ///
-    /// [`Error::NotLive`] for the first extent that was freed by its offset behind the handle's
-    /// back; the others are freed.
+    /// [`Error::NotLive`] for the first extent that other code has freed by its offset; all other
+    /// extents are freed.
     pub fn free(mut self) -> Result<(), Error> {
         self.release()
     }
 
-    /// Keeps the extents live and gives up their ownership: from now on they are freed by offset.
+    /// Returns the extents and gives up their ownership. They stay live until they are freed by
+    /// offset.
     #[must_use]
     pub fn into_extents(mut self) -> Extents {
         core::mem::take(&mut self.extents)

@@ -428,7 +428,7 @@ fn errors_say_what_was_given_and_what_is_allowed() {
         ),
         (
             Error::NotLive { offset: 77 },
-            vec!["offset 77", "freed before"],
+            vec!["offset 77", "already freed"],
         ),
         (
             Error::Overlap {

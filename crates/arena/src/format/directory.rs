@@ -1,14 +1,17 @@
-//! The namespace directory: digests with the description that made them, so that tools can say
-//! which model a block belongs to. Informative: a namespace that finds no room is served alike.
+//! The namespace directory: digests of namespaces with the descriptions from which they were
+//! computed.
+//!
+//! Tools use it to show the model of a block. It is informative: a namespace without an entry is
+//! served in the same way.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
 
 use super::{Sealed, Text, layout};
 use crate::key::NamespaceId;
 
-/// Bytes of an entry.
+/// Size of an entry in bytes.
 pub const LEN: usize = size_of::<Row>();
-/// Entries of the directory.
+/// Number of entries in the directory.
 pub const ENTRIES: u64 = (layout::TABLE - layout::DIRECTORY) / LEN as u64;
 
 /// An entry as it stands on the medium.
@@ -21,7 +24,7 @@ pub(super) struct Body {
     description: Text<488>,
 }
 
-/// Encodes one entry; a long description is cut.
+/// Encodes one entry; a long description is truncated.
 #[must_use]
 pub fn encode(namespace: NamespaceId, description: &str) -> [u8; LEN] {
     let description = Text::new(description);
@@ -32,7 +35,7 @@ pub fn encode(namespace: NamespaceId, description: &str) -> [u8; LEN] {
     transmute!(Row::new(body, 0))
 }
 
-/// Decodes one entry; `None` when it is unused or does not verify.
+/// Decodes one entry. Returns `None` if it is unused or fails verification.
 #[must_use]
 pub fn decode(entry: &[u8; LEN]) -> Option<(NamespaceId, String)> {
     let row: &Row = transmute_ref!(entry);

@@ -1,5 +1,8 @@
-//! The header of a file that is one block: who it is, so that a file found anywhere can be verified
-//! alone. It fills whole pages, behind which the payload begins, so that direct I/O reads that.
+//! The header of a block file, which contains one block. It has the block's identity, so that a
+//! single file can be verified alone.
+//!
+//! The header fills whole pages and the payload follows it, so that direct I/O can read the
+//! payload.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
@@ -9,27 +12,29 @@ use super::record::PARTS_MAX;
 use crate::key::{Identity, Key, NamespaceId};
 use kvdepot_media::{Checksum, Mac, PART_LEN_MAX};
 
-/// Bytes of a header: where the payload begins.
+/// Size of a header in bytes, and offset of the payload.
 pub const LEN: usize = 4096;
-/// First bytes of every block's file.
+/// First bytes of every block file.
 pub const MAGIC: [u8; 8] = *b"KVDBLOCK";
-/// The version this release writes and reads.
+/// Format version that this release writes and reads.
 pub const VERSION: u32 = 1;
-/// MACs and digests of leaves that a header has room for; it records no digests where not all fit.
+/// Maximum number of MACs and leaf digests in a header. If the digests do not all fit, the header
+/// contains none.
 pub const SUMS_MAX: usize = 249;
 
-/// What a header says.
+/// The fields of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileHeader {
-    /// Whose bytes they are.
+    /// Identity of the block.
     pub identity: Identity,
-    /// Bytes of the payload, with the part table if there are several parts.
+    /// Length of the payload in bytes, including the part table if there are several parts.
     pub len: u64,
-    /// Parts of the payload.
+    /// Number of parts of the payload.
     pub parts: u16,
-    /// As in a record: of the payload, or of the part table at its end.
+    /// Checksum of the payload or, for several parts, of the part table at its end; the same as in
+    /// a record.
     pub checksum: Checksum,
-    /// Unix seconds of the writing, by the clock of who wrote it: for people.
+    /// Time of writing in Unix seconds, by the writer's clock; for people.
     pub created: u64,
 }
 
@@ -53,8 +58,10 @@ pub(super) struct Body {
 }
 
 impl FileHeader {
-    /// The page as it stands in the file, with the MACs of its parts, at most [`SUMS_MAX`], where
-    /// it has any, and the digests of these leaves; without those where there is no room for all.
+    /// Returns the header page with the MACs of the parts and the digests of the leaves.
+    ///
+    /// `macs` has at most [`SUMS_MAX`] entries; it is empty without authentication. The page
+    /// contains `leaves` only if all of them fit.
     #[must_use]
     pub fn encode(&self, macs: &[Mac], leaves: &[u128]) -> [u8; LEN] {
         let leaves = Some(leaves).filter(|all| macs.len() + all.len() <= SUMS_MAX);
@@ -82,8 +89,9 @@ impl FileHeader {
         transmute!(Page::new(body, 0))
     }
 
-    /// Reads a page; `None` for anything that this release did not write, or not like this. What
-    /// it says of leaves is for whoever asks for [`leaves`].
+    /// Decodes a header page. Returns `None` if this release did not write such a page.
+    ///
+    /// The call does not check the digests of leaves; [`leaves`] does.
     #[must_use]
     pub fn decode(page: &[u8; LEN]) -> Option<FileHeader> {
         let page: &Page = transmute_ref!(page);
@@ -108,7 +116,7 @@ impl FileHeader {
 }
 
 impl FileHeader {
-    /// Whether a page is the header of a later release: not to be understood, and not damaged.
+    /// Returns true if the page is the header of a later release, which this release cannot read.
     #[must_use]
     pub fn is_newer(page: &[u8; LEN]) -> bool {
         let page: &Page = transmute_ref!(page);
@@ -116,11 +124,13 @@ impl FileHeader {
     }
 }
 
-/// The digests of leaves in a page that is a header: none where they are not recorded. Who reads
-/// compares their number with the payload's, and what they compose to with its checksums.
+/// Returns the digests of leaves in a header page; empty if the header does not contain any.
+///
+/// The caller compares their number with the payload, and their composition with the checksums.
 ///
 /// # Errors
-/// Their number, where a page has no room for so many.
+///
+/// The number of digests, if it exceeds the space of a page.
 pub fn leaves(page: &[u8; LEN]) -> Result<Vec<u128>, u32> {
     let page: &Page = transmute_ref!(page);
     let count = page.body.leaves.get();
@@ -130,7 +140,7 @@ pub fn leaves(page: &[u8; LEN]) -> Result<Vec<u128>, u32> {
     Ok(found.iter().map(|one| u128::from_le_bytes(*one)).collect())
 }
 
-/// The MACs of its parts in a page that is a header: none where the block is not authenticated.
+/// Returns the MACs of the parts in a header page; empty if the block is not authenticated.
 #[must_use]
 pub fn macs(page: &[u8; LEN]) -> Vec<Mac> {
     let page: &Page = transmute_ref!(page);

@@ -1,6 +1,8 @@
-//! What an attribute of a block's file repeats of its header: enough to read the payload, so that
-//! the header, which is a read of its own, need not be read first. The header alone counts: a file
-//! without the attribute, or with one that does not fit its name, is judged by that.
+//! The extended attribute of a block file: a copy of the header fields that are needed to read the
+//! payload.
+//!
+//! It saves the separate read of the header. The header has priority: a file without the attribute,
+//! or with one that does not match its name, is read by its header.
 
 use kvdepot_media::{Checksum, Mac, PART_LEN_MAX};
 use xxhash_rust::xxh3::xxh3_64;
@@ -10,23 +12,24 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmut
 use super::record::PARTS_MAX;
 use crate::key::Identity;
 
-/// The attribute's name.
+/// Name of the attribute.
 pub const NAME: &str = "user.kvdepot";
-/// Its bytes: few enough that file systems keep them beside what they know of the file anyway.
+/// Size of the attribute in bytes. It is so small that file systems store it together with the
+/// file's metadata.
 pub const LEN: usize = 56;
 /// The version this release writes and reads.
 const VERSION: u8 = 2;
 
-/// What it says.
+/// The fields of the attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileNote {
-    /// Bytes of the payload.
+    /// Length of the payload in bytes.
     pub len: u64,
-    /// Parts of the payload.
+    /// Number of parts of the payload.
     pub parts: u16,
-    /// As in the header.
+    /// Checksum, the same as in the header.
     pub checksum: Checksum,
-    /// The MAC of the only part, where it has one: never zeros.
+    /// MAC of the only part, if it has one; never all zeros.
     pub mac: Option<Mac>,
 }
 
@@ -54,7 +57,7 @@ impl Body {
 }
 
 impl FileNote {
-    /// As it stands in the attribute of the block with this identity.
+    /// Returns the attribute for the block `identity`.
     #[must_use]
     pub fn encode(&self, identity: &Identity) -> [u8; LEN] {
         let mut body = Body {
@@ -70,7 +73,8 @@ impl FileNote {
         transmute!(body)
     }
 
-    /// Reads an attribute; `None` for what is not this block's, or of another version.
+    /// Decodes the attribute of the block `identity`. Returns `None` if it belongs to another block
+    /// or has another version.
     #[must_use]
     pub fn decode(bytes: &[u8; LEN], identity: &Identity) -> Option<FileNote> {
         let body: &Body = transmute_ref!(bytes);

@@ -1,17 +1,16 @@
-//! Where the parts of an arena lie: superblocks, owner page, namespace directory, record table,
-//! data.
+//! The regions of an arena: superblocks, owner page, namespace directory, record table and data.
 
 use super::{GRANULE, record};
 
-/// Offset of the second superblock.
+/// Offset of the second superblock in bytes.
 pub const SUPERBLOCK_B: u64 = 4 << 10;
-/// Offset of the owner page.
+/// Offset of the owner page in bytes.
 pub const OWNER: u64 = 8 << 10;
-/// Offset of the namespace directory, which ends where the table begins.
+/// Offset of the namespace directory in bytes. The directory ends at the start of the record table.
 pub const DIRECTORY: u64 = 16 << 10;
-/// Offset of the record table.
+/// Offset of the record table in bytes.
 pub const TABLE: u64 = 64 << 10;
-/// The smallest arena: its table, and room for a few blocks.
+/// Minimum size of an arena in bytes: its table and space for a few blocks.
 pub const CAPACITY_MIN: u64 = 256 << 10;
 /// Arenas from this size align their data to [`HUGE_PAGE`], so that huge pages can back it.
 const HUGE_FROM: u64 = 64 << 20;
@@ -22,18 +21,18 @@ const DENSE: u64 = 4 << 30;
 /// One for every 32 KiB beyond: 0.4 %. Smaller blocks evict when the table is full.
 const BYTES_PER_RECORD: u64 = 32 << 10;
 
-/// The regions of one arena, in bytes from its beginning.
+/// The regions of one arena, in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Length of the whole arena.
+    /// Length of the whole arena in bytes.
     pub capacity: u64,
-    /// Entries of the record table.
+    /// Number of entries in the record table.
     pub records: u64,
-    /// Where extents begin.
+    /// Offset of the first extent in bytes.
     pub data: u64,
 }
 
-/// The fewest bytes of an arena with so many records.
+/// Returns the minimum size in bytes of an arena with `records` records.
 #[must_use]
 pub fn capacity_min(records: u64) -> u64 {
     let table = TABLE.saturating_add(records.saturating_mul(record::LEN as u64));
@@ -52,8 +51,10 @@ pub fn capacity_min(records: u64) -> u64 {
 }
 
 impl Layout {
-    /// The layout of an arena of `capacity` bytes with `records` table entries, or `None` when
-    /// they leave no room for data.
+    /// Creates the layout of an arena of `capacity` bytes with `records` table entries.
+    ///
+    /// Returns `None` if there is no space left for data, or if a value is outside the limits of
+    /// the format.
     #[must_use]
     pub fn new(capacity: u64, records: u64) -> Option<Layout> {
         let capacity = capacity / GRANULE * GRANULE;
@@ -74,20 +75,21 @@ impl Layout {
         })
     }
 
-    /// Table entries for an arena of `capacity` bytes whose configuration names none.
+    /// Returns the default number of table entries for an arena of `capacity` bytes.
     #[must_use]
     pub fn default_records(capacity: u64) -> u64 {
         let dense = capacity.min(DENSE);
         (dense / GRANULE + (capacity - dense) / BYTES_PER_RECORD).clamp(16, 1 << 31)
     }
 
-    /// Bytes that extents can use.
+    /// Returns the number of bytes that extents can use.
     #[must_use]
     pub fn data_len(&self) -> u64 {
         self.capacity - self.data
     }
 
-    /// The layout as far as a medium of `len` bytes has it: one that was truncated has less.
+    /// Returns the part of this layout that a medium of `len` bytes contains. A truncated medium
+    /// contains less.
     #[must_use]
     pub fn on(&self, len: u64) -> Layout {
         Layout {
@@ -96,7 +98,7 @@ impl Layout {
         }
     }
 
-    /// Offset of record `slot`.
+    /// Returns the offset of the record in `slot`.
     #[must_use]
     pub fn record(&self, slot: u32) -> u64 {
         TABLE + u64::from(slot) * record::LEN as u64

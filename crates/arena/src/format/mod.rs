@@ -1,6 +1,8 @@
-//! The on-media format: what stands there, declared once, and read where it lies. No I/O, and no
-//! panic on any bytes. `docs/format.md` specifies it byte by byte; a test compares its tables with
-//! what is declared here.
+//! The format on the medium, declared once and read in place. This module does no I/O and does not
+//! panic on any bytes.
+//!
+//! `docs/format.md` specifies the format byte by byte; a test compares its tables with these
+//! declarations.
 
 pub mod directory;
 pub mod file_header;
@@ -14,7 +16,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Unit of extents: every extent begins at a multiple of it and is as long as a multiple of it.
+/// Allocation unit of an arena in bytes: each extent starts at a multiple of it and has a multiple
+/// of it as its length.
 pub const GRANULE: u64 = 4096;
 
 /// Bytes with their XXH3-64 behind them.

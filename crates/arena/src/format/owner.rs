@@ -1,24 +1,24 @@
-//! The owner page: who has the arena open. Informative; the lock decides.
+//! The owner page: the process that has the arena open. It is informative; the lock decides.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
 
 use super::{Sealed, Text};
 
-/// Bytes of the owner page.
+/// Size of the owner page in bytes.
 pub const LEN: usize = 4096;
 const MAGIC: [u8; 8] = *b"KVOWNER\0";
 
 /// The process that opened the arena last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Its process id, in its own pid namespace.
+    /// Process ID, in the PID namespace of that process.
     pub pid: u32,
-    /// Its start time in clock ticks since boot, which tells a reused pid.
+    /// Start time of the process in clock ticks since boot, which identifies a reused process ID.
     pub start_time: u64,
-    /// Its host's name.
+    /// Name of its host.
     pub host: String,
-    /// Path of the socket where it hands out descriptors, empty when it has none.
+    /// Path of the socket from which it sends descriptors; empty if there is none.
     pub socket: String,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Body {
 }
 
 impl Owner {
-    /// The page as it stands on the medium.
+    /// Returns the page for the medium.
     #[must_use]
     pub fn encode(&self) -> [u8; LEN] {
         let body = Body {
@@ -53,7 +53,7 @@ impl Owner {
         transmute!(Page::new(body, 0))
     }
 
-    /// Reads a page; `None` when nobody has written one, or it does not verify.
+    /// Decodes a page. Returns `None` if it was never written or fails verification.
     #[must_use]
     pub fn decode(page: &[u8; LEN]) -> Option<Owner> {
         let page: &Page = transmute_ref!(page);

@@ -1,5 +1,5 @@
-//! The record: the 128 bytes that make extents a published block. Writing it whole, after the
-//! payload, is what commits.
+//! The record: 128 bytes that make extents a published block. Writing it as a whole, after the
+//! payload, is the commit.
 
 use std::mem::offset_of;
 
@@ -10,11 +10,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmut
 use super::{GRANULE, Sealed};
 use crate::key::{Identity, Key, NamespaceId};
 
-/// Bytes of a record.
+/// Size of a record in bytes.
 pub const LEN: usize = size_of::<Row>();
-/// Extents a block may have.
+/// Maximum number of extents of a block.
 pub const EXTENTS_MAX: usize = 4;
-/// Parts a block may have: more ranks than any deployment splits a model over.
+/// Maximum number of parts of a block. It is larger than the number of ranks over which any
+/// deployment splits a model.
 pub const PARTS_MAX: u16 = 4096;
 /// Bits of a sequence that count within one generation.
 pub(crate) const COUNTER_BITS: u32 = 40;
@@ -25,24 +26,28 @@ const OFFSET_BITS: u32 = 40;
 /// Longest extent: 24 bits of granules, 64 GiB.
 const GRANULES_MAX: u64 = (1 << 24) - 1;
 
-/// Whether a record's block may be served.
+/// State of a record, which decides whether its block may be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum State {
     /// Published.
     Live,
-    /// Evicted or removed; its sequence still outranks older records of the same bytes.
+    /// Evicted or removed. Its sequence still supersedes older records of the same bytes.
     Dead,
 }
 
-/// Up to four extents in payload order, packed as on the medium: offset in granules in the low
-/// 40 bits, length in granules in the high 24; unused ones are zero.
+/// Up to four extents in payload order, packed as on the medium.
+///
+/// Each value has the offset in granules in its low 40 bits and the length in granules in its high
+/// 24 bits; unused values are zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Packed(pub [u64; EXTENTS_MAX]);
 
 impl Packed {
-    /// Packs extents of `(offset, length)` bytes; `None` when there are none or too many, or one
-    /// is out of the format's range or not granular.
+    /// Packs extents of `(offset, length)` in bytes.
+    ///
+    /// Returns `None` if there are none or too many, or if a value is not a multiple of the granule
+    /// or exceeds the format.
     #[must_use]
     pub fn new(extents: &[(u64, u64)]) -> Option<Packed> {
         if extents.is_empty() || extents.len() > EXTENTS_MAX {
@@ -63,7 +68,7 @@ impl Packed {
         Some(Packed(packed))
     }
 
-    /// The extents as `(offset, length)` in bytes.
+    /// Returns an iterator over the extents as `(offset, length)` in bytes.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.0.iter().filter(|packed| **packed != 0).map(|packed| {
             (
@@ -73,7 +78,7 @@ impl Packed {
         })
     }
 
-    /// Whether no extent is empty and none shares bytes with another.
+    /// Returns true if no extent is empty and no two extents overlap.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         let apart = |(at, len): (u64, u64), (other, room): (u64, u64)| {
@@ -88,49 +93,49 @@ impl Packed {
         })
     }
 
-    /// How many extents there are.
+    /// Returns the number of extents.
     #[must_use]
     pub fn count(&self) -> usize {
         self.iter().count()
     }
 
-    /// Bytes that the extents hold together.
+    /// Returns the total length of the extents in bytes.
     #[must_use]
     pub fn room(&self) -> u64 {
         self.iter().map(|(_, len)| len).sum()
     }
 }
 
-/// A record's fields.
+/// The fields of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Live or dead.
+    /// State of the block: live or dead.
     pub state: State,
-    /// Parts of the payload.
+    /// Number of parts of the payload.
     pub parts: u16,
-    /// Unix seconds of the put.
+    /// Time of the put in Unix seconds.
     pub created: u32,
-    /// The arena's generation (24 bits) followed by a counter (40 bits).
+    /// Sequence number: the arena's generation (24 bits) followed by a counter (40 bits).
     pub sequence: u64,
-    /// Whose bytes these are.
+    /// Identity of the block.
     pub identity: Identity,
-    /// Where they are.
+    /// Extents of the block.
     pub extents: Packed,
-    /// Payload bytes, at most what the extents hold.
+    /// Length of the payload in bytes, at most the total length of the extents.
     pub len: u64,
-    /// The payload's checksum, under the identity.
+    /// Checksum of the payload, seeded with the identity.
     pub checksum: Checksum,
 }
 
-/// What a record slot holds.
+/// The content of a record slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Slot {
     /// Never written.
     Empty,
-    /// A record that verifies.
+    /// A record that passes verification.
     Used(Record),
-    /// Bytes that are no record: torn by a crash or rotted.
+    /// Bytes that are not a record, after a crash during a write or because of corruption.
     Damaged,
 }
 
@@ -152,7 +157,8 @@ pub(super) struct Body {
     payload_checksum: [u8; 16],
 }
 
-/// The seed that ties a record to its arena and slot: a record copied elsewhere does not verify.
+/// Returns the seed that binds a record to its arena and slot. A record that is copied to another
+/// place fails verification.
 #[must_use]
 pub fn seed(uuid: &[u8; 16], slot: u32) -> u64 {
     let [first, _]: [U64; 2] = transmute!(*uuid);
@@ -160,7 +166,7 @@ pub fn seed(uuid: &[u8; 16], slot: u32) -> u64 {
 }
 
 impl Record {
-    /// The record as it stands in its slot.
+    /// Returns the bytes of the record for its slot.
     #[must_use]
     pub fn encode(&self, seed: u64) -> [u8; LEN] {
         let body = Body {
@@ -181,8 +187,7 @@ impl Record {
         transmute!(Row::new(body, seed))
     }
 
-    /// Reads a slot. Verifying is all it does: whether the extents lie inside the arena is for
-    /// the caller, who knows it.
+    /// Decodes a slot and verifies it. The caller checks that the extents are inside the arena.
     #[must_use]
     pub fn decode(bytes: &[u8; LEN], seed: u64) -> Slot {
         if bytes[0] == 0 && *bytes == [0; LEN] {

@@ -1,4 +1,5 @@
-//! The superblock: what an arena is. Two copies; the higher generation that verifies counts.
+//! The superblock: the parameters of an arena. There are two copies; the valid one with the higher
+//! generation counts.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
@@ -6,41 +7,42 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmut
 use super::layout::{self, Layout};
 use super::{Sealed, Text, record};
 
-/// Bytes of a superblock.
+/// Size of a superblock in bytes.
 pub const LEN: usize = 4096;
 /// First bytes of every arena.
 pub const MAGIC: [u8; 8] = *b"KVDEPOT\0";
-/// The version this release writes and reads.
+/// Format version that this release writes and reads.
 pub const VERSION: u32 = 1;
 
-/// The superblock's fields.
+/// The fields of a superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
-    /// Drawn at random when the arena is formatted; seeds the record checksums.
+    /// Random ID from the formatting of the arena; it seeds the checksums of records.
     pub uuid: [u8; 16],
     /// Length of the arena in bytes.
     pub capacity: u64,
-    /// Entries of the record table.
+    /// Number of entries in the record table.
     pub records: u64,
-    /// Offset where extents begin.
+    /// Offset of the first extent in bytes.
     pub data: u64,
-    /// Counts openings; its low 24 bits are the high bits of the sequences given out since.
+    /// Number of openings. Its low 24 bits are the high bits of the sequences that were assigned
+    /// since.
     pub generation: u64,
-    /// Unix seconds of the formatting.
+    /// Time of the formatting in Unix seconds.
     pub created: u64,
-    /// What formatted it.
+    /// Name of the program that formatted the arena.
     pub created_by: String,
 }
 
-/// Why a page is not a superblock this release can use.
+/// The reason for which this release cannot use a page as a superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// It does not begin with the magic number.
+    /// The page does not start with the magic number.
     NotAnArena,
-    /// Written by a newer format version.
+    /// A newer format version wrote the page.
     Version(u32),
-    /// The magic number is there, the checksum is wrong.
+    /// The magic number is correct, but the checksum is wrong.
     Damaged,
 }
 
@@ -65,7 +67,7 @@ pub(super) struct Body {
 }
 
 impl Superblock {
-    /// The page as it stands on the medium.
+    /// Returns the page for the medium.
     #[must_use]
     pub fn encode(&self) -> [u8; LEN] {
         let body = Body {
@@ -85,10 +87,11 @@ impl Superblock {
         transmute!(Page::new(body, 0))
     }
 
-    /// Reads a page.
+    /// Decodes a page.
     ///
     /// # Errors
-    /// What keeps it from being used.
+    ///
+    /// The reason for which this release cannot use the page.
     pub fn decode(page: &[u8; LEN]) -> Result<Superblock, Refusal> {
         if !page.starts_with(&MAGIC) {
             return Err(Refusal::NotAnArena);

@@ -9,15 +9,18 @@ use crate::format::record::Packed;
 use crate::group::ORDINARY;
 use crate::key::Key;
 
-/// Counts uses, for all tiers of a depot, so that a block keeps its rank from tier to tier.
+/// A clock that counts uses, shared by all tiers of a depot. A block keeps its rank from tier to
+/// tier.
 pub struct Uses(AtomicU64);
 
-/// The stamps of a call's blocks, in prefix order: a prompt's tail is always older than its head,
-/// whichever of them moves first and wherever it goes, and however many calls bring it.
+/// The stamps of a call's blocks, in prefix order.
+///
+/// The later blocks of a prompt always have older stamps than its first ones. This holds regardless
+/// of the order in which blocks move, of their tier, and of the number of calls that store them.
 ///
 /// ```text
 ///   63 62 61                 20 19                           2 1      0
-///  | class | when it was used  | blocks that may be behind it | sight  |
+///  | class | time of use       | number of later blocks       | state  |
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamps {
@@ -54,12 +57,12 @@ impl Default for Uses {
 }
 
 impl Uses {
-    /// Stamps for blocks that are there.
+    /// Returns stamps for stored blocks.
     pub fn asked(&self) -> Stamps {
         self.call(usize::MAX)
     }
 
-    /// Stamps for blocks that are offered, of which so many are there.
+    /// Returns stamps for blocks of a put, of which the first `there` are stored.
     pub fn call(&self, there: usize) -> Stamps {
         let now = self.0.fetch_add(2 * USE, Ordering::Relaxed) + USE;
         Stamps {
@@ -68,7 +71,7 @@ impl Uses {
         }
     }
 
-    /// Later than all uses until now.
+    /// Returns a stamp later than all uses until now.
     pub fn now(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -81,7 +84,8 @@ impl Uses {
 }
 
 impl Stamps {
-    /// The stamps of blocks that are offered and follow one with this stamp in their prompt.
+    /// Returns the stamps of offered blocks that follow a block with the stamp `stamp` in their
+    /// prompt.
     #[must_use]
     pub fn behind(stamp: u64) -> Stamps {
         let next = deeper(stamp, 1);
@@ -95,8 +99,10 @@ impl Stamps {
         }
     }
 
-    /// The same for a call of which the first `stored` blocks are there. Behind a block that is new
-    /// itself they count as new: their stamps are older than its stamp.
+    /// Returns the stamps for a call whose first `stored` blocks are stored.
+    ///
+    /// If the previous block is new itself, these blocks count as new: their stamps are older than
+    /// its stamp.
     #[must_use]
     pub fn with_stored(self, stored: usize) -> Stamps {
         let (there, _) = self.there;
@@ -107,7 +113,8 @@ impl Stamps {
         }
     }
 
-    /// The same for blocks that found no room when they were first offered.
+    /// Returns the stamps for blocks that are offered again, because they found no space the first
+    /// time.
     #[must_use]
     pub fn again(self) -> Stamps {
         Stamps {
@@ -116,7 +123,7 @@ impl Stamps {
         }
     }
 
-    /// The same for blocks of an explicit save.
+    /// Returns the stamps for blocks of an explicit save.
     #[must_use]
     pub fn saved(self) -> Stamps {
         let (there, count) = self.there;
@@ -126,7 +133,8 @@ impl Stamps {
         }
     }
 
-    /// The same for new blocks whose position in their prompt is unknown: the deepest.
+    /// Returns the stamps for new blocks whose position in their prompt is unknown. They count as
+    /// the last ones.
     #[must_use]
     pub fn deepest(self) -> Stamps {
         Stamps {
@@ -135,7 +143,7 @@ impl Stamps {
         }
     }
 
-    /// The stamp of the block at `index`.
+    /// Returns the stamp of the block at `index` in the call.
     #[must_use]
     pub fn of(self, index: usize) -> u64 {
         let (there, count) = self.there;
@@ -163,22 +171,22 @@ fn deeper(stamp: u64, blocks: usize) -> u64 {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Use {
-    /// The first stamp of the use.
+    /// First stamp of the use.
     pub began: u64,
-    /// Whether its blocks are offered for the first time.
+    /// True if the blocks are offered for the first time.
     pub is_first: bool,
-    /// Whether its blocks belong to an explicit save.
+    /// True if the blocks belong to an explicit save.
     pub is_saved: bool,
-    /// New blocks of the prompt before this one; [`u64::MAX`] if they are more than a stamp counts,
-    /// or unknown.
+    /// Number of new blocks of the prompt before this one; [`u64::MAX`] if it is unknown or exceeds
+    /// the range of a stamp.
     pub depth: u64,
 }
 
 impl Use {
-    /// The last bits of a stamp, which say where in its prompt a block stands.
+    /// Number of low bits in a stamp that encode the position of a block in its prompt.
     pub const BITS: u32 = DEPTH_SHIFT + DEPTH_BITS;
 
-    /// These bits of the block at `index` of a call, which is there.
+    /// Returns these bits for the block at `index` of a call, which is stored.
     #[must_use]
     pub fn within(index: usize) -> u64 {
         deeper(DEPTH << DEPTH_SHIFT, index) | Sight::There as u64

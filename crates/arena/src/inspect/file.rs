@@ -16,23 +16,22 @@ use crate::format::file_header::{self, FileHeader, LEN, MAGIC};
 use crate::key::NamespaceId;
 use crate::parts::{self, Part};
 
-/// What a block's file is.
+/// The result of checking a block file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Judged {
-    /// What it says of itself; `None` where that is no header.
+    /// Header of the file, or `None` if it is not valid.
     pub header: Option<FileHeader>,
-    /// Why it is no block, or does not verify; `None` of a sound one.
+    /// Reason for which the file is not a valid block; `None` if it is.
     pub fault: Option<String>,
-    /// The leaves that are not what was written, where the header tells: the offset of each in the
-    /// payload, and its length.
+    /// Corrupt leaves, if the header has their digests: offset in the payload and length, in bytes.
     pub rotten: Vec<(u64, u64)>,
 }
 
-/// The keys that may have authenticated the blocks of a namespace.
+/// A function that returns the keys that may have authenticated the blocks of a namespace.
 pub type Keys<'a> = &'a (dyn Fn(NamespaceId) -> Vec<Arc<MacKey>> + Sync);
 
-/// Whether a file begins like a block's.
+/// Returns true if the file at `path` starts with the magic bytes of a block file.
 #[must_use]
 pub fn is_block_file(path: &Path) -> bool {
     let mut begins = [0; MAGIC.len()];
@@ -41,11 +40,13 @@ pub fn is_block_file(path: &Path) -> bool {
     matches!(read, Some(Ok(()))) && begins == MAGIC
 }
 
-/// What has a block's name in a directory of `Posix`, in the order of the names; `None` where the
-/// directory is none.
+/// Returns the files with block names in a directory of the tier `Posix`, sorted by name.
+///
+/// Returns `None` if `directory` is not such a directory.
 ///
 /// # Errors
-/// [`Error::Io`] where it cannot be read.
+///
+/// [`Error::Io`] if the directory cannot be read.
 pub fn block_files(directory: &Path) -> Result<Option<Vec<PathBuf>>, Error> {
     let blocks = directory.join("blocks");
     if !directory.join("settings").is_file() || !blocks.is_dir() {
@@ -80,14 +81,16 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(paths)
 }
 
-/// Reads a block's file, all of it, in the calling thread. `named`: it lies in a directory of
-/// `Posix`, and its name says whose it is. With `keys` it has to be authenticated by one of them.
-/// `None` where there is none (any more).
+/// Reads and checks a whole block file, in the calling thread.
+///
+/// Set `named` for a file in a directory of `Posix`, whose name must match its identity. With
+/// `keys`, one of them must authenticate the file. Returns `None` if the file does not exist, or no
+/// longer exists.
 #[must_use]
 pub fn judge_file(path: &Path, named: bool, keys: Option<Keys<'_>>) -> Option<Judged> {
     let judged = match fs::metadata(path) {
         Ok(about) if about.is_file() => File::open(path).and_then(|file| judge(&file, keys)),
-        Ok(_) => Ok(refused("it is no regular file")),
+        Ok(_) => Ok(refused("it is not a regular file")),
         Err(error) => Err(error),
     };
     let mut judged = match judged {
@@ -100,7 +103,9 @@ pub fn judge_file(path: &Path, named: bool, keys: Option<Keys<'_>>) -> Option<Ju
         format!("{key}-{namespace}")
     });
     if name.is_some_and(|name| path.file_name() != Some(name.as_ref())) {
-        judged.fault = Some("its header names another block than the file".into());
+        judged.fault = Some(
+            "its header identifies a different block than its file name".into(),
+        );
     }
     Some(judged)
 }
@@ -117,12 +122,14 @@ fn judge(file: &File, keys: Option<Keys<'_>>) -> io::Result<Judged> {
     let len = file.metadata()?.len();
     let mut page = [0; LEN];
     if len < LEN as u64 {
-        return Ok(refused(format!("it has {len} bytes, and no header")));
+        return Ok(refused(format!(
+            "it has {len} bytes, which is less than a header"
+        )));
     }
     file.read_exact_at(&mut page, 0)?;
     let Some(header) = FileHeader::decode(&page) else {
         return Ok(match FileHeader::is_newer(&page) {
-            true => refused("its header is one of a later release"),
+            true => refused("its header was written by a later release"),
             false => refused("its header is damaged"),
         });
     };
@@ -146,7 +153,7 @@ fn named_first(rotten: &[(u64, u64)]) -> Option<String> {
     let last = at + len - 1;
     let more = match others {
         0 => String::new(),
-        _ => format!(", nor do {others} others"),
+        _ => format!("; {others} other leaves do not match either"),
     };
     Some(format!(
         "the leaf at bytes {at} to {last} of the payload does not match its digest{more}"
@@ -162,13 +169,15 @@ fn fault_of(
 ) -> io::Result<Result<Vec<(u64, u64)>, String>> {
     let room = (LEN as u64 + header.len).next_multiple_of(GRANULE);
     if len != room {
-        return Ok(Err(format!("it has {len} bytes, and {room} by its header")));
+        return Ok(Err(format!(
+            "it has {len} bytes, but its header requires {room}"
+        )));
     }
     let recorded = match file_header::leaves(page) {
         Ok(recorded) => recorded,
         Err(count) => {
             let most = file_header::SUMS_MAX;
-            let why = format!("its header records {count} leaves, and has room for {most}");
+            let why = format!("its header records {count} leaves, but holds at most {most}");
             return Ok(Err(why));
         }
     };
@@ -179,7 +188,7 @@ fn fault_of(
     if !recorded.is_empty() && recorded.len() as u64 != count {
         let wrong = recorded.len();
         return Ok(Err(format!(
-            "its header records {wrong} leaves, and the payload has {count}"
+            "its header records {wrong} leaves, but the payload has {count}"
         )));
     }
     let (mut rotten, mut rest) = (Vec::new(), recorded.as_slice());
@@ -195,8 +204,7 @@ fn fault_of(
         }
         let expected = rest.split_off(..digests.len()).unwrap_or_default();
         if !expected.is_empty() && sum(expected) != part.checksum {
-            let why =
-                "the digests of leaves in its header do not compose to the payload's checksum";
+            let why = "the leaf digests in its header do not match the payload's checksum";
             return Ok(Err(why.into()));
         }
         if expected.is_empty() && sum(&digests) != part.checksum {
@@ -243,7 +251,7 @@ fn forged(
         });
     }
     let all = found.len() == macs.len() && !keys.is_empty();
-    Ok((!all).then(|| "its MAC is by none of the keys given".into()))
+    Ok((!all).then(|| "its MAC matches none of the given keys".into()))
 }
 
 /// The parts of a payload; `None` where their table does not verify.

@@ -25,7 +25,7 @@ use crate::{clock, size};
 /// Pause of a process that waits for another one to have made its file.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The end of the name of a file that is not an arena yet.
+/// Suffix of the name of a file that is not a complete arena yet.
 pub const UNFINISHED: &str = ".unfinished";
 
 /// An arena that is to be made.
@@ -47,7 +47,8 @@ impl<'a> Plan<'a> {
             Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
             _ => {
                 return refused(
-                    "a device, a file, or a file to be made in a directory that exists".into(),
+                    "the path of a device, of a file, or of a new file in an existing directory"
+                        .into(),
                 );
             }
         };
@@ -81,16 +82,17 @@ fn no_such_device() -> String {
         .collect();
     names.sort();
     let there = match names.as_slice() {
-        [] => "this machine shows none".to_owned(),
-        names => format!("there is {}", names.join(", ")),
+        [] => "this machine has none".to_owned(),
+        names => format!("this machine has {}", names.join(", ")),
     };
     format!(
-        "a DAX device that exists ({there}; `daxctl reconfigure-device --mode=devdax` makes one \
-         of memory), or a file elsewhere: what is made in /dev is memory, and gone at the next boot"
+        "an existing DAX device ({there}; `daxctl reconfigure-device --mode=devdax` creates one \
+         from memory), or a file outside /dev: a file in /dev is in memory and lost at the next \
+         boot"
     )
 }
 
-/// Bytes that arenas which are still to be made will take, by file system.
+/// Disk space that is set aside for arenas that are still to be created, in bytes per file system.
 #[derive(Default)]
 pub struct Promised(HashMap<u64, u64>);
 
@@ -138,15 +140,15 @@ pub(crate) fn create(
     if limits::is_of_memory(parent) {
         tracing::warn!(
             path = %path.display(),
-            "the arena is made in a file system of memory: it does not survive a reboot (name a \
-             path on a disk or a DAX device for one that does)"
+            "arena created on a memory file system: it is lost at a reboot (to keep it, set \
+             path to a file on a disk or a DAX device)"
         );
     }
     if limits::is_of_container(parent) {
         tracing::warn!(
             path = %path.display(),
-            "the arena is made in a container's writable layer (overlayfs): it is slower there, and \
-             gone with the container (name a path on a volume)"
+            "arena created in a container's writable layer (overlayfs): it is slow, and lost \
+             with the container (set path to a file on a volume)"
         );
     }
     let unfinished = unfinished(path);
@@ -186,7 +188,7 @@ pub(crate) fn space_error(
         kvdepot_media::Error::Io { source, .. } if source.kind() == ErrorKind::FileTooLarge => {
             let path = path.display();
             refused(format!(
-                "what the file system of {path} takes in one file ({source})"
+                "at most the maximum file size of the file system of {path} ({source})"
             ))
         }
         kvdepot_media::Error::Invalid { allowed, .. } => refused(allowed.into()),
@@ -202,7 +204,7 @@ fn no_space(
 ) -> Error {
     let free = free.map_or_else(|| "unknown".into(), size::show);
     let room = format!(
-        "what the file system of {} has free ({free})",
+        "at most the free space of the file system of {} ({free})",
         path.display()
     );
     Error::config(field("capacity"), size::show(capacity), room)
@@ -246,11 +248,13 @@ fn unfinished(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}{UNFINISHED}"))
 }
 
-/// Removes what a killed process left of an arena that it was making, and answers its bytes. It
-/// has the name of the arena between a dot and [`UNFINISHED`].
+/// Removes an incomplete arena that a killed process left. Returns its size in bytes.
+///
+/// The file has the name of the arena between a dot and [`UNFINISHED`].
 ///
 /// # Errors
-/// [`Error::Locked`] when a process makes an arena in that directory, [`Error::Io`].
+///
+/// [`Error::Locked`] if a process is creating an arena in that directory, [`Error::Io`].
 pub fn erase_unfinished(path: &Path) -> Result<u64, Error> {
     let io = |source| Error::Io {
         path: path.into(),
@@ -263,13 +267,19 @@ pub fn erase_unfinished(path: &Path) -> Result<u64, Error> {
     Ok(bytes)
 }
 
-/// 20 % of the free disk for all `sharers` together, at most 64 GiB for each.
+/// Returns the default capacity in bytes: 20 % of the free disk space divided by `sharers`, at most
+/// 64 GiB.
 pub fn default_capacity(path: &Path, sharers: u64) -> u64 {
     let share = limits::disk_free(path).unwrap_or(0) / 5;
     (share / sharers.max(1)).min(64 << 30)
 }
 
-/// The default arena: in the user's cache directory, one an instance.
+/// Returns the path of the default arena in the user's cache directory, with a separate one per
+/// `instance`.
+///
+/// # Errors
+///
+/// [`Error::Host`] if there is no usable cache directory.
 pub fn default_path(stem: &str, instance: Option<&str>) -> Result<PathBuf, Error> {
     let name = match instance {
         None => format!("{stem}.kvd"),
@@ -286,7 +296,7 @@ pub(crate) fn path_error(
 ) -> Error {
     let allowed = match error {
         kvdepot_media::Error::Io { source, .. } => usable(&source),
-        other => format!("a device or file of the kinds that this tier takes ({other})"),
+        other => format!("a device or file that this tier supports ({other})"),
     };
     Error::config(field("path"), path.display(), allowed)
 }
@@ -305,7 +315,7 @@ pub(crate) fn open_error(
 }
 
 fn usable(error: &std::io::Error) -> String {
-    format!("a device or file that this user can read and write ({error})")
+    format!("a device or file that this user can read and write; opening it failed: {error}")
 }
 
 pub(crate) fn capacity_error(
@@ -336,7 +346,10 @@ pub(crate) fn layout_for(
         return Err(Error::config(
             field("capacity"),
             size::show(capacity),
-            format!("at most the medium's {}", size::show(medium.len())),
+            format!(
+                "at most {}, the size of the medium",
+                size::show(medium.len())
+            ),
         ));
     }
     Layout::new(capacity, records).ok_or_else(|| capacity_error(capacity, records, field))

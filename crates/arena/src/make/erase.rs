@@ -15,13 +15,17 @@ use crate::medium::{self, Medium, Shared};
 use crate::options::Access;
 use crate::owner_lock::OwnerLock;
 
-/// Removes the arena at `path` and answers the bytes of its medium: a file is deleted, on a device
-/// both superblocks are overwritten. What is no arena, not even a damaged one, is refused.
+/// Removes the arena at `path` and returns the size of its medium in bytes.
+///
+/// A file is deleted; on a device both superblocks are overwritten. The arena may be damaged, but
+/// anything else is rejected.
 ///
 /// # Errors
-/// [`Error::Locked`] when a process owns it, [`Error::Input`] when processes that worked for its
-/// last owner still run, [`Error::Corrupt`] when something else lies there, [`Error::Media`] and
-/// [`Error::Io`] when the system refuses.
+///
+/// * [`Error::Locked`] if a process owns the arena.
+/// * [`Error::Input`] if workers of its last owner are still running.
+/// * [`Error::Corrupt`] if the path is not an arena.
+/// * [`Error::Media`] and [`Error::Io`] if a system call fails.
 pub fn erase(path: &Path) -> Result<u64, Error> {
     let medium = open_erasable(path)?;
     let lock = OwnerLock::acquire(path, medium.as_ref(), (clock::now(), Duration::ZERO))?;
@@ -35,7 +39,7 @@ pub fn erase(path: &Path) -> Result<u64, Error> {
         return Err(Error::input(
             "path",
             path.display(),
-            "an arena that nobody writes: processes that worked for its last owner still run",
+            "an arena without writers: workers of its last owner are still running; end them first",
         ));
     }
     unmake(path, medium.as_ref())?;
@@ -45,7 +49,8 @@ pub fn erase(path: &Path) -> Result<u64, Error> {
 /// Checks that [`erase`] would find an arena at `path`, which may be damaged or owned.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if the file is not an arena, [`Error::Media`] if the path cannot hold one.
+///
+/// [`Error::Corrupt`] if the file is not an arena, [`Error::Media`] if the path cannot be an arena.
 pub fn check_erasable(path: &Path) -> Result<(), Error> {
     open_erasable(path).map(drop)
 }
@@ -72,7 +77,7 @@ fn open_erasable(path: &Path) -> Result<Shared, Error> {
 fn stays(path: &Path) -> Error {
     Error::Corrupt {
         path: path.into(),
-        reason: "it is not a kvdepot arena, and stays".into(),
+        reason: "it is not a kvdepot arena; nothing was removed".into(),
     }
 }
 
@@ -113,8 +118,8 @@ impl Drop for Fresh {
             return;
         }
         match unmake(&self.0, self.1.as_ref()) {
-            Ok(()) => tracing::info!(path = %self.0.display(), "the new arena is removed again"),
-            Err(error) => tracing::warn!(%error, "a new arena could not be removed again"),
+            Ok(()) => tracing::info!(path = %self.0.display(), "incomplete new arena removed"),
+            Err(error) => tracing::warn!(%error, "cannot remove an incomplete new arena"),
         }
     }
 }

@@ -53,7 +53,8 @@ pub(crate) fn take(
                 created,
             });
         }
-        tracing::info!(path = %path.display(), "its last owner has removed it: it is made anew");
+        tracing::info!(path = %path.display(), "arena file was deleted by its last owner; \
+                                                creating a new one");
     }
 }
 

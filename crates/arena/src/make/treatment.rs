@@ -49,8 +49,8 @@ pub(crate) fn treatment(
             field("format"),
             "true",
             format!(
-                "false where there is a sound arena, as in {}: leave the option out to open it, \
-                 or set format: force to lose what it holds",
+                "false, because {} holds a valid arena: omit the option to open the arena, or set \
+                 format: force to replace it (its content is lost)",
                 path.display()
             ),
         )),

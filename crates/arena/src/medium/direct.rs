@@ -91,7 +91,7 @@ impl Losses for Lost {
         for at in (at / page * page..at + len).step_by(PAGE) {
             if self.pages.lock().insert(at) {
                 self.count.fetch_add(1, Ordering::Release);
-                tracing::error!(path = self.name, at, %error, "the medium failed");
+                tracing::error!(path = self.name, at, %error, "medium error");
             }
         }
     }
@@ -132,8 +132,7 @@ impl Direct {
             source,
         };
         if !matches!(opened.kind(), Kind::File | Kind::Block) {
-            let kind =
-                "files and block devices are read and written by calls; a device DAX is mapped";
+            let kind = "Nvme supports files and block devices only; use Dax for a DAX device";
             return Err(fail(io::Error::new(io::ErrorKind::Unsupported, kind)));
         }
         let io = fd.fd().map_err(|error| fail(io::Error::other(error)))?;
@@ -314,7 +313,7 @@ impl Direct {
         let fd = self.fd.fd().map_err(io::Error::other);
         let synced = fd.and_then(|fd| Ok(rustix::fs::fdatasync(fd)?));
         if let Err(error) = &synced {
-            tracing::error!(path = self.opened.name(), %error, "could not make bytes durable");
+            tracing::error!(path = self.opened.name(), %error, "cannot sync the medium");
         }
         synced.is_ok()
     }
@@ -344,20 +343,13 @@ impl Direct {
         let losses = Arc::clone(&self.common.lost) as _;
         let hands = Hands::new(THREADS)?;
         let way = hands.way(flags.contains(OFlags::DIRECT));
-        tracing::info!(
-            path = self.opened.name(),
-            way,
-            "blocks are read and written"
-        );
+        tracing::info!(path = self.opened.name(), way, "I/O engine selected");
         File::heard(fd, &hands, losses)
     }
 
     fn lock(&self, file: &File, lock: Lock) {
         if !file.fd().is_ok_and(lock) {
-            tracing::error!(
-                path = self.opened.name(),
-                "the writers' lock is not to be had"
-            );
+            tracing::error!(path = self.opened.name(), "cannot take the writers' lock");
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::format::record;
 use crate::options::Access;
 use direct::Direct;
 
-/// A record as it stands on the medium, and where.
+/// The bytes of a record with its offset on the medium.
 pub type Written = (u64, [u8; record::LEN]);
 
 /// Takes the writers' lock for an open file description; whether it has it.
@@ -34,67 +34,73 @@ pub(crate) type Lock = fn(BorrowedFd<'_>) -> bool;
 /// A medium, whoever has it.
 pub(crate) type Shared = Arc<dyn Medium>;
 
-/// What an arena asks of its medium. Any call may wait for it.
+/// The operations that an arena needs from its medium. Any call may wait for I/O.
 pub trait Medium: fmt::Debug + Send + Sync {
-    /// The file, device or memory.
+    /// Returns the file, device or memory.
     fn opened(&self) -> &Opened;
 
-    /// Copies the bytes at `at` into `out`. After an error there are zeros where the medium failed.
+    /// Copies the bytes at `at` into `out`. After an error, bytes that could not be read are zeros.
     ///
     /// # Errors
-    /// A range that it does not have; what it could not read, which is lost then.
+    ///
+    /// The range exceeds the medium, or the medium failed; the bytes then count as lost.
     fn read_at(&self, at: u64, out: &mut [u8]) -> Result<()>;
 
-    /// Writes bytes to `at`.
+    /// Writes `bytes` to `at`.
     ///
     /// # Errors
-    /// A range that it does not have; what it could not write, which is lost then.
+    ///
+    /// The range exceeds the medium, or the medium failed; the bytes then count as lost.
     fn write_at(&self, at: u64, bytes: &[u8]) -> Result<()>;
 
-    /// Makes ranges durable; for each, whether it is.
+    /// Makes ranges, as offset and length, durable. Returns true for each range that is durable.
     fn sync(&self, ranges: &[(u64, u64)]) -> Vec<bool>;
 
-    /// Writes records as a group, which is made durable if they shall be; for each, whether the
-    /// medium has it.
+    /// Writes records as a group and, with `durable`, makes the group durable. Returns true for
+    /// each record that the medium has.
     fn commit(&self, records: &[Written], durable: bool) -> Vec<bool>;
 
-    /// Whether it has failed under any of these bytes.
+    /// Returns true if the medium has failed under any of these bytes.
     fn is_lost(&self, at: u64, len: u64) -> bool;
 
-    /// What it has lost, as offset and length. `None` while a loss is being noted: ask again.
+    /// Returns the lost ranges as offset and length. Returns `None` while a loss is being recorded;
+    /// call again then.
     fn lost(&self) -> Option<Vec<(u64, u64)>>;
 
-    /// How often it has failed.
+    /// Returns the number of failures of the medium.
     fn losses(&self) -> u64;
 
-    /// This process may write from now on: writes that go on when it has been killed are to keep
-    /// this lock until they have ended.
+    /// Announces that this process may write from now on. Writes that continue after the process is
+    /// killed must keep this lock until they end.
     fn lock_writes(&self, _lock: Lock) {}
 
-    /// Nothing is written any more, but for what is under way.
+    /// Announces that this process starts no further writes. Writes in progress continue.
     fn unlock_writes(&self) {}
 
-    /// The same medium with more bytes.
+    /// Grows the medium to `len` bytes and returns it.
     ///
     /// # Errors
-    /// As [`Mapping::grown`].
+    ///
+    /// The errors of [`Mapping::grown`].
     fn grown(&self, len: u64) -> Result<Arc<dyn Medium>>;
 
-    /// Says that a range is read next.
+    /// Announces that a range is read next, so that the medium can load it.
     ///
     /// # Errors
-    /// What reading it would not tell apart.
+    ///
+    /// A failure to load the range, which a read would not report separately.
     fn expect(&self, _at: u64, _len: u64) -> Result<()> {
         Ok(())
     }
 
-    /// A range of it that batches move.
+    /// Returns a buffer over a range, for batches.
     ///
     /// # Errors
-    /// A range that it does not have.
+    ///
+    /// The range exceeds the medium.
     fn buffer(&self, at: u64, len: u64) -> Result<Buffer>;
 
-    /// Its addresses, where it has some.
+    /// Returns the mapping of the medium, if it is mapped.
     fn mapping(&self) -> Option<&Arc<Mapping>> {
         None
     }
@@ -139,10 +145,11 @@ pub(crate) fn open(path: &Path, access: Access) -> Result<Shared> {
     })
 }
 
-/// The first `len` bytes of what another process has handed over.
+/// Opens the first `len` bytes of a medium that another process has sent.
 ///
 /// # Errors
-/// As opening it.
+///
+/// The errors of opening the medium.
 pub fn adopt(fd: LockFd, len: u64, writes: bool, access: Access) -> Result<Arc<dyn Medium>> {
     let mode = match writes {
         true => kvdepot_media::Access::ReadWrite,

@@ -66,7 +66,7 @@ pub(crate) fn read_table(
             .opened()
             .path()
             .map(|path| path.display().to_string());
-        tracing::warn!(path, %error, "the record table could not be read as a whole");
+        tracing::warn!(path, %error, "cannot read all of the record table");
     }
     let mut chunk = vec![0; CHUNK as usize * record::LEN];
     for begin in slots.clone().step_by(CHUNK as usize) {

@@ -26,22 +26,22 @@ use fill::{Held, fill, read_table, written};
 use ranks::{Place, overlaps, range, rank};
 pub use ranks::{is_inside, judge};
 
-/// What opening found, for logs and `kvdepot doctor`.
+/// The result of opening an arena, for logs and `kvdepot doctor`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Opening {
-    /// Blocks served again.
+    /// Number of recovered blocks.
     pub blocks: u64,
-    /// Records that did not verify or named impossible extents.
+    /// Number of records that failed verification or have impossible extents.
     pub damaged: u64,
-    /// Live records outranked by newer ones.
+    /// Number of live records that newer ones supersede.
     pub outranked: u64,
-    /// Whether the arena was made by this opening.
+    /// True if this opening created the arena.
     pub created: bool,
 }
 
 impl Opening {
-    /// Of two media: both of them.
+    /// Combines the results of two media.
     #[must_use]
     pub fn and(self, other: Opening) -> Opening {
         Opening {
@@ -69,7 +69,7 @@ pub(crate) struct Recovered {
     pub(crate) opening: Opening,
 }
 
-/// The records that verify and lie inside the arena.
+/// The records of a table that pass verification and are inside the arena.
 #[derive(Default)]
 pub struct Survey {
     /// Live and dead ones, by slot.
@@ -80,7 +80,11 @@ pub struct Survey {
     pub(crate) damaged: Vec<u32>,
 }
 
-/// Reads the whole table of an arena that says it has this layout.
+/// Reads the whole record table of an arena with this layout.
+///
+/// # Errors
+///
+/// [`Error::Media`] if the table cannot be read.
 pub fn survey(medium: &dyn Medium, layout: Layout, uuid: &[u8; 16]) -> Result<Survey, Error> {
     let mut survey = Survey::default();
     for some in written(medium, layout)? {

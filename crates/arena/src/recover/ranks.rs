@@ -7,14 +7,15 @@ use crate::format::GRANULE;
 use crate::format::record::{Record, State as RecordState};
 use crate::key::Identity;
 
-/// Whether all extents of a record lie between two offsets.
+/// Returns true if all extents of a record are between the offsets `begin` and `end`.
 pub fn is_inside(record: &Record, begin: u64, end: u64) -> bool {
     let within =
         |(at, len): (u64, u64)| at >= begin && at.checked_add(len).is_some_and(|to| to <= end);
     record.extents.iter().all(within)
 }
 
-/// Which of the surveyed records, in the order of their slots, are live and outranked by none.
+/// Returns, for each of these records in slot order, true if it is live and no other record
+/// supersedes it.
 pub fn judge(records: &[(u32, Record)]) -> Vec<bool> {
     let mut highest: HashMap<Identity, Rank> = HashMap::new();
     for (slot, record) in records {

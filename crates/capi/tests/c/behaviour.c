@@ -50,30 +50,30 @@ static kvd_checkpoint of(const uint32_t *tokens) {
 static void bad_inputs(kvd_depot *depot, kvd_sessions *sessions) {
     kvd_depot *other;
     kvd_option wrong = {"cache.capactiy", "1MiB"}, unnamed = {NULL, "1"};
-    REFUSED(kvd_depot_open("Cache", &wrong, 1, &other), KVD_CONFIG, "capactiy");
+    REFUSED(kvd_depot_open("Cache", &wrong, 1, &other), KVD_STATUS_CONFIG, "capactiy");
     CHECK(other == NULL);
-    REFUSED(kvd_depot_open("Cache", &unnamed, 1, &other), KVD_INPUT, "options[0].name");
-    REFUSED(kvd_depot_open("Cache", NULL, 1, &other), KVD_INPUT, "options: NULL");
-    REFUSED(kvd_depot_open("Tape", NULL, 0, &other), KVD_CONFIG, "Tape");
-    REFUSED(kvd_depot_open("unix:", NULL, 0, &other), KVD_CONFIG, "unix:");
-    REFUSED(kvd_depot_open("\xff", NULL, 0, &other), KVD_INPUT, "UTF-8");
-    REFUSED(kvd_depot_open(NULL, NULL, 0, &other), KVD_INPUT, "where");
-    REFUSED(kvd_depot_open("Cache", NULL, 0, NULL), KVD_INPUT, "depot");
-    REFUSED(kvd_depot_open_text("- lanes", NULL, 0, &other), KVD_CONFIG, "a list");
+    REFUSED(kvd_depot_open("Cache", &unnamed, 1, &other), KVD_STATUS_INPUT, "options[0].name");
+    REFUSED(kvd_depot_open("Cache", NULL, 1, &other), KVD_STATUS_INPUT, "options: NULL");
+    REFUSED(kvd_depot_open("Tape", NULL, 0, &other), KVD_STATUS_CONFIG, "Tape");
+    REFUSED(kvd_depot_open("unix:", NULL, 0, &other), KVD_STATUS_CONFIG, "unix:");
+    REFUSED(kvd_depot_open("\xff", NULL, 0, &other), KVD_STATUS_INPUT, "UTF-8");
+    REFUSED(kvd_depot_open(NULL, NULL, 0, &other), KVD_STATUS_INPUT, "where");
+    REFUSED(kvd_depot_open("Cache", NULL, 0, NULL), KVD_STATUS_INPUT, "depot");
+    REFUSED(kvd_depot_open_text("- lanes", NULL, 0, &other), KVD_STATUS_CONFIG, "a list");
 
     kvd_space space;
     KVD_INIT(&space);
     kvd_sessions *none;
-    REFUSED(kvd_sessions_open(NULL, &space, &none), KVD_INPUT, "depot");
-    REFUSED(kvd_sessions_open(depot, NULL, &none), KVD_INPUT, "space");
-    REFUSED(kvd_sessions_open(depot, &space, &none), KVD_INPUT, "model");
+    REFUSED(kvd_sessions_open(NULL, &space, &none), KVD_STATUS_INPUT, "depot");
+    REFUSED(kvd_sessions_open(depot, NULL, &none), KVD_STATUS_INPUT, "space");
+    REFUSED(kvd_sessions_open(depot, &space, &none), KVD_STATUS_INPUT, "model");
     space.model = space.dtype = "m";
-    REFUSED(kvd_sessions_open(depot, &space, &none), KVD_INPUT, "block_tokens");
+    REFUSED(kvd_sessions_open(depot, &space, &none), KVD_STATUS_INPUT, "block_tokens");
     space.block_tokens = PIECE;
     space.group = "g";
-    REFUSED(kvd_sessions_open(depot, &space, &none), KVD_INPUT, "group");
+    REFUSED(kvd_sessions_open(depot, &space, &none), KVD_STATUS_INPUT, "group");
     space.struct_size = 7;
-    REFUSED(kvd_sessions_open(depot, &space, &none), KVD_INPUT, "space.struct_size: 7");
+    REFUSED(kvd_sessions_open(depot, &space, &none), KVD_STATUS_INPUT, "space.struct_size: 7");
     struct { kvd_space space; uint64_t later; } grown;
     memset(&grown, 0, sizeof grown);
     grown.space.struct_size = sizeof grown;
@@ -82,41 +82,47 @@ static void bad_inputs(kvd_depot *depot, kvd_sessions *sessions) {
     OK(kvd_sessions_open(depot, &grown.space, &none));
     OK(kvd_sessions_close(none));
     grown.later = 1;
-    REFUSED(kvd_sessions_open(depot, &grown.space, &none), KVD_INPUT, "later version");
+    REFUSED(kvd_sessions_open(depot, &grown.space, &none), KVD_STATUS_INPUT, "later version");
 
     uint32_t tokens[TOKENS];
     struct rows rows;
     fill(tokens, &rows, 5000);
     kvd_checkpoint checkpoint = of(tokens);
-    REFUSED(kvd_sessions_save(sessions, &checkpoint, NULL, NULL, NULL), KVD_INPUT, "rows");
+    REFUSED(kvd_sessions_save(sessions, &checkpoint, NULL, NULL, NULL), KVD_STATUS_INPUT, "rows");
     checkpoint.reason = 99;
-    REFUSED(kvd_sessions_save(sessions, &checkpoint, ask, &rows, NULL), KVD_INPUT, "reason: 99");
+    REFUSED(kvd_sessions_save(sessions, &checkpoint, ask, &rows, NULL), KVD_STATUS_INPUT,
+            "reason: 99");
     checkpoint = of(tokens);
     checkpoint.exact = 2;
-    REFUSED(kvd_sessions_save(sessions, &checkpoint, ask, &rows, NULL), KVD_INPUT, "exact: 2");
+    REFUSED(kvd_sessions_save(sessions, &checkpoint, ask, &rows, NULL), KVD_STATUS_INPUT,
+            "exact: 2");
     checkpoint = of(tokens);
     checkpoint.tokens_len = SIZE_MAX;
-    REFUSED(kvd_sessions_save(sessions, &checkpoint, ask, &rows, NULL), KVD_INPUT, "tokens_len");
+    REFUSED(kvd_sessions_save(sessions, &checkpoint, ask, &rows, NULL), KVD_STATUS_INPUT,
+            "tokens_len");
     checkpoint.tokens_len = 0;
-    REFUSED(kvd_sessions_save(sessions, &checkpoint, ask, &rows, NULL), KVD_INPUT, "tokens");
+    REFUSED(kvd_sessions_save(sessions, &checkpoint, ask, &rows, NULL), KVD_STATUS_INPUT, "tokens");
     checkpoint = of(tokens);
     kvd_object object = {"logits", {NULL, 4}};
     checkpoint.objects = &object;
     checkpoint.objects_len = 1;
-    REFUSED(kvd_sessions_save(sessions, &checkpoint, ask, &rows, NULL), KVD_INPUT, "objects[0]");
+    REFUSED(kvd_sessions_save(sessions, &checkpoint, ask, &rows, NULL), KVD_STATUS_INPUT,
+            "objects[0]");
     CHECK(rows.calls == 0);
     checkpoint = of(tokens);
-    REFUSED(kvd_sessions_save(sessions, &checkpoint, ask_nothing, NULL, NULL), KVD_INPUT, "rows");
+    REFUSED(kvd_sessions_save(sessions, &checkpoint, ask_nothing, NULL, NULL), KVD_STATUS_INPUT,
+            "rows");
 
     size_t count;
     kvd_found *found;
-    REFUSED(kvd_sessions_lookup(sessions, tokens, 1, &found, 1, NULL), KVD_INPUT, "count");
-    REFUSED(kvd_sessions_prefix(sessions, NULL, 3, &count), KVD_INPUT, "tokens");
-    REFUSED(kvd_sessions_named(sessions, "abc", &found), KVD_UNKNOWN, "abc");
-    REFUSED(kvd_sessions_export(sessions, "a", "x", 9, NULL), KVD_UNKNOWN, "a");
-    REFUSED(kvd_sessions_import(sessions, "/nonexistent", 0, NULL), KVD_SYSTEM, "/nonexistent");
-    REFUSED(kvd_sessions_import(sessions, "x", 9, NULL), KVD_INPUT, "format: 9");
-    CHECK(strcmp(kvd_status_name(99), "no status of kvdepot") == 0);
+    REFUSED(kvd_sessions_lookup(sessions, tokens, 1, &found, 1, NULL), KVD_STATUS_INPUT, "count");
+    REFUSED(kvd_sessions_prefix(sessions, NULL, 3, &count), KVD_STATUS_INPUT, "tokens");
+    REFUSED(kvd_sessions_named(sessions, "abc", &found), KVD_STATUS_UNKNOWN, "abc");
+    REFUSED(kvd_sessions_export(sessions, "a", "x", 9, NULL), KVD_STATUS_UNKNOWN, "a");
+    REFUSED(kvd_sessions_import(sessions, "/nonexistent", 0, NULL), KVD_STATUS_SYSTEM,
+            "/nonexistent");
+    REFUSED(kvd_sessions_import(sessions, "x", 9, NULL), KVD_STATUS_INPUT, "format: 9");
+    CHECK(strcmp(kvd_status_name(99), "unknown status") == 0);
     OK(kvd_depot_close(NULL));
     OK(kvd_sessions_close(NULL));
     OK(kvd_found_free(NULL));
@@ -131,7 +137,8 @@ static void aborted(kvd_sessions *sessions) {
     rows.answer = 3;
     kvd_checkpoint checkpoint = of(tokens);
     size_t count;
-    REFUSED(kvd_sessions_save(sessions, &checkpoint, ask, &rows, NULL), KVD_ABORTED, "answered 3");
+    REFUSED(kvd_sessions_save(sessions, &checkpoint, ask, &rows, NULL), KVD_STATUS_ABORTED,
+            "answered 3");
     CHECK(rows.calls == 1);
     OK(kvd_sessions_prefix(sessions, tokens, TOKENS, &count));
     CHECK(count == 0);
@@ -160,7 +167,8 @@ static void *one_of_many(void *user) {
         ask(&back, runs, 3, blocks);
         OK(kvd_sessions_restore(sessions, found, blocks, 3, NULL, 0, NULL));
         CHECK(memcmp(back.bytes, rows.bytes, sizeof rows.bytes) == 0);
-        REFUSED(kvd_sessions_restore(sessions, found, blocks, 2, NULL, 0, NULL), KVD_INPUT, "rows");
+        REFUSED(kvd_sessions_restore(sessions, found, blocks, 2, NULL, 0, NULL), KVD_STATUS_INPUT,
+                "rows");
         OK(kvd_found_free(found));
     }
     return NULL;
@@ -181,13 +189,13 @@ static void many(kvd_sessions *sessions) {
     KVD_INIT(&row);
     OK(kvd_list_row(list, 0, &row));
     CHECK(row.tokens == TOKENS && row.bad == 0);
-    REFUSED(kvd_list_row(list, len, &row), KVD_INPUT, "at: 20");
+    REFUSED(kvd_list_row(list, len, &row), KVD_STATUS_INPUT, "at: 20");
     kvd_checked checked;
     KVD_INIT(&checked);
     OK(kvd_sessions_verify(sessions, row.id, &checked));
     CHECK(checked.blocks == 3 && checked.missing == 0);
     OK(kvd_sessions_remove(sessions, row.id));
-    REFUSED(kvd_sessions_remove(sessions, row.id), KVD_UNKNOWN, row.id);
+    REFUSED(kvd_sessions_remove(sessions, row.id), KVD_STATUS_UNKNOWN, row.id);
     OK(kvd_list_free(list));
 }
 
@@ -200,7 +208,7 @@ static void blocks_of(kvd_depot *depot) {
     OK(kvd_namespace_open(depot, &space, &blocks));
     uint32_t tokens[8] = {1, 2, 3, 4, 5, 6, 7, 8};
     kvd_key keys[2];
-    REFUSED(kvd_keys_of_tokens(tokens, 8, 4, NULL, 0, keys, 1), KVD_INPUT, "keys_len");
+    REFUSED(kvd_keys_of_tokens(tokens, 8, 4, NULL, 0, keys, 1), KVD_STATUS_INPUT, "keys_len");
     OK(kvd_keys_of_tokens(tokens, 8, 4, NULL, 0, keys, 2));
     char one[] = "first", two[] = "second", back[2][16];
     kvd_buffer from[2] = {{one, sizeof one}, {two, sizeof two}};
@@ -211,13 +219,13 @@ static void blocks_of(kvd_depot *depot) {
     size_t count;
     OK(kvd_put(blocks, keys, 2, each, &task));
     OK(kvd_task_wait(task, 10000, outcomes, 2));
-    CHECK(outcomes[0] == KVD_DONE && outcomes[1] == KVD_DONE);
+    CHECK(outcomes[0] == KVD_OUTCOME_DONE && outcomes[1] == KVD_OUTCOME_DONE);
     OK(kvd_task_free(task));
     OK(kvd_prefix(blocks, keys, 2, &count));
     CHECK(count == 2);
-    REFUSED(kvd_get(blocks, keys, 2, to, 8, &task), KVD_INPUT, "flags: 0x8");
+    REFUSED(kvd_get(blocks, keys, 2, to, 8, &task), KVD_STATUS_INPUT, "flags: 0x8");
     OK(kvd_get(blocks, keys, 2, to, KVD_GET_PREFIX, &task));
-    REFUSED(kvd_task_wait(task, KVD_NONE, outcomes, 1), KVD_INPUT, "outcomes_len");
+    REFUSED(kvd_task_wait(task, KVD_NONE, outcomes, 1), KVD_STATUS_INPUT, "outcomes_len");
     OK(kvd_task_wait(task, KVD_NONE, outcomes, 2));
     OK(kvd_task_free(task));
     CHECK(strcmp(back[0], one) == 0 && strcmp(back[1], two) == 0);
@@ -227,7 +235,7 @@ static void blocks_of(kvd_depot *depot) {
     CHECK(outcomes[0] == 0 && outcomes[1] == 1);
     OK(kvd_get(blocks, keys, 2, to, 0, &task));
     OK(kvd_task_wait(task, KVD_NONE, outcomes, 2));
-    CHECK(outcomes[0] == KVD_MISS && outcomes[1] == KVD_DONE);
+    CHECK(outcomes[0] == KVD_OUTCOME_MISS && outcomes[1] == KVD_OUTCOME_DONE);
     OK(kvd_task_free(task));
     OK(kvd_namespace_close(blocks));
     char *json;
@@ -241,7 +249,7 @@ static void forked(kvd_depot *depot, kvd_sessions *sessions) {
     if (child == 0) {
         size_t count;
         uint32_t token = 1;
-        REFUSED(kvd_sessions_prefix(sessions, &token, 1, &count), KVD_CLOSED, "forked");
+        REFUSED(kvd_sessions_prefix(sessions, &token, 1, &count), KVD_STATUS_CLOSED, "forked");
         OK(kvd_sessions_close(sessions));
         OK(kvd_depot_close(depot));
         _exit(0);
@@ -259,14 +267,15 @@ static void policy(void) {
     kvd_answer answer;
     KVD_INIT(&answer);
     OK(kvd_policy_open(&settings, &policy));
-    REFUSED(kvd_policy_start(policy, 0, 4000, 7, 0, KVD_NONE), KVD_INPUT, "origin: 7");
-    OK(kvd_policy_start(policy, 0, 4000, KVD_EMPTY, 0, KVD_NONE));
-    OK(kvd_policy_tell(policy, KVD_PREFILL, 0, 4000, 1000, &answer));
-    OK(kvd_policy_tell(policy, KVD_END, 0, 4100, 2000, &answer));
-    CHECK(answer.what == KVD_SAVE && answer.reason == KVD_SHUTDOWN && answer.tokens == 4100);
+    REFUSED(kvd_policy_start(policy, 0, 4000, 7, 0, KVD_NONE), KVD_STATUS_INPUT, "origin: 7");
+    OK(kvd_policy_start(policy, 0, 4000, KVD_ORIGIN_EMPTY, 0, KVD_NONE));
+    OK(kvd_policy_event(policy, KVD_EVENT_PREFILL, 0, 4000, 1000, &answer));
+    OK(kvd_policy_event(policy, KVD_EVENT_END, 0, 4100, 2000, &answer));
+    CHECK(answer.action == KVD_ACTION_SAVE && answer.reason == KVD_REASON_SHUTDOWN);
+    CHECK(answer.tokens == 4100);
     OK(kvd_policy_saved(policy, answer.save, 1, 3000));
-    REFUSED(kvd_policy_saved(policy, answer.save, 1, 3000), KVD_INPUT, "not under way");
-    REFUSED(kvd_policy_tell(policy, 9, 0, 1, 1, &answer), KVD_INPUT, "event: 9");
+    REFUSED(kvd_policy_saved(policy, answer.save, 1, 3000), KVD_STATUS_INPUT, "not under way");
+    REFUSED(kvd_policy_event(policy, 9, 0, 1, 1, &answer), KVD_STATUS_INPUT, "event: 9");
     OK(kvd_policy_close(policy));
 }
 
@@ -290,7 +299,7 @@ int main(void) {
     OK(kvd_depot_close(depot));
     size_t count;
     uint32_t token = 1;
-    REFUSED(kvd_sessions_prefix(sessions, &token, 1, &count), KVD_CLOSED, "closed");
+    REFUSED(kvd_sessions_prefix(sessions, &token, 1, &count), KVD_STATUS_CLOSED, "closed");
     OK(kvd_sessions_close(sessions));
     puts("done");
     return 0;

@@ -1,6 +1,7 @@
 /* What stands beside depots: the catalogue, the log, a file's digest, and llama.cpp's states. */
 #define _GNU_SOURCE
 #include "check.h"
+#include "llama_state.h"
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,12 +16,12 @@ static void catalogue(void) {
         entry.parent = id > 1 ? id - 1 : KVD_NONE;
         entry.tokens = 10000 * id;
         entry.bytes = 100;
-        entry.reason = KVD_CONTINUED;
+        entry.reason = KVD_REASON_CONTINUED;
         entry.used_ms = 1000;
         OK(kvd_catalogue_insert(catalogue, &entry));
     }
-    entry.reason = KVD_ASKED;
-    REFUSED(kvd_catalogue_insert(catalogue, &entry), KVD_INPUT, "entry.reason: 0");
+    entry.reason = KVD_REASON_ASKED;
+    REFUSED(kvd_catalogue_insert(catalogue, &entry), KVD_STATUS_INPUT, "entry.reason: 0");
     uint64_t bytes, ids[3];
     size_t count;
     OK(kvd_catalogue_set_other(catalogue, 7, 50));
@@ -31,16 +32,17 @@ static void catalogue(void) {
     OK(kvd_catalogue_pin(catalogue, 1));
     OK(kvd_catalogue_make_room(catalogue, 50, 300, 2000, ids, 3, &count));
     CHECK(count == 1 && ids[0] == 2);
-    REFUSED(kvd_catalogue_make_room(catalogue, 50, 300, 2000, ids, 0, &count), KVD_INPUT,
+    REFUSED(kvd_catalogue_make_room(catalogue, 50, 300, 2000, ids, 0, &count), KVD_STATUS_INPUT,
             "ids_len: 0");
     CHECK(count == 1);
-    REFUSED(kvd_catalogue_make_room(catalogue, 400, 300, 2000, ids, 3, &count), KVD_FULL, "400");
+    REFUSED(kvd_catalogue_make_room(catalogue, 400, 300, 2000, ids, 3, &count), KVD_STATUS_FULL,
+            "400");
     OK(kvd_catalogue_unpin(catalogue, 1));
-    REFUSED(kvd_catalogue_unpin(catalogue, 1), KVD_UNKNOWN, "1");
+    REFUSED(kvd_catalogue_unpin(catalogue, 1), KVD_STATUS_UNKNOWN, "1");
     OK(kvd_catalogue_hit(catalogue, 3, 5000));
     OK(kvd_catalogue_remove(catalogue, 2));
-    REFUSED(kvd_catalogue_remove(catalogue, 2), KVD_UNKNOWN, "2");
-    OK(kvd_catalogue_look(catalogue, 3, &entry));
+    REFUSED(kvd_catalogue_remove(catalogue, 2), KVD_STATUS_UNKNOWN, "2");
+    OK(kvd_catalogue_info(catalogue, 3, &entry));
     CHECK(entry.parent == 1 && entry.hits == 1 && entry.used_ms == 5000 && entry.pins == 0);
     OK(kvd_catalogue_close(catalogue));
     OK(kvd_catalogue_close(NULL));
@@ -83,7 +85,7 @@ static void damage(const char *at) {
     OK(kvd_put(blocks, &key, 1, &block, &task));
     OK(kvd_task_wait(task, 10000, &outcome, 1));
     OK(kvd_task_free(task));
-    CHECK(outcome == KVD_DONE);
+    CHECK(outcome == KVD_OUTCOME_DONE);
     char command[512];
     snprintf(command, sizeof command,
              "for f in $(find %s -type f -size +8k); do printf x | dd of=$f bs=1 seek=6000 "
@@ -92,7 +94,7 @@ static void damage(const char *at) {
     OK(kvd_get(blocks, &key, 1, &block, 0, &task));
     OK(kvd_task_wait(task, 10000, &outcome, 1));
     OK(kvd_task_free(task));
-    CHECK(outcome == KVD_ROTTEN);
+    CHECK(outcome == KVD_OUTCOME_CORRUPT);
     OK(kvd_namespace_close(blocks));
     OK(kvd_depot_close(depot));
 }
@@ -100,18 +102,18 @@ static void damage(const char *at) {
 static void logged(const char *at) {
     struct told told;
     memset(&told, 0, sizeof told);
-    REFUSED(kvd_log(tell, &told, 6), KVD_INPUT, "level: 6");
-    REFUSED(kvd_log(NULL, NULL, KVD_LOG_WARN), KVD_INPUT, "log: NULL");
+    REFUSED(kvd_log(tell, &told, 6), KVD_STATUS_INPUT, "level: 6");
+    REFUSED(kvd_log(NULL, NULL, KVD_LOG_WARN), KVD_STATUS_INPUT, "log: NULL");
     OK(kvd_log(tell, &told, KVD_LOG_WARN));
     damage(at);
-    CHECK(told.lines > 0 && strstr(told.last, "kvdepot") && told.within == KVD_INPUT);
+    CHECK(told.lines > 0 && strstr(told.last, "kvdepot") && told.within == KVD_STATUS_INPUT);
     int lines = told.lines;
     OK(kvd_log(NULL, NULL, KVD_LOG_OFF));
     damage(at);
     CHECK(told.lines == lines);
     pid_t child = fork_beside_sleepers();
     if (child == 0) {
-        REFUSED(kvd_log(tell, &told, KVD_LOG_WARN), KVD_CLOSED, "forked");
+        REFUSED(kvd_log(tell, &told, KVD_LOG_WARN), KVD_STATUS_CLOSED, "forked");
         _exit(0);
     }
     int status;
@@ -125,61 +127,43 @@ static void digest(const char *at) {
     CHECK(file && fputs("abc", file) >= 0 && fclose(file) == 0);
     OK(kvd_file_digest(path, said));
     CHECK(strcmp(said, "6437b3ac38465133ffb63b75273a8db548c558465d79db03fd359c6cd5bd9d85") == 0);
-    REFUSED(kvd_file_digest("/nonexistent", said), KVD_SYSTEM, "/nonexistent");
-    REFUSED(kvd_file_digest(path, NULL), KVD_INPUT, "digest: NULL");
+    REFUSED(kvd_file_digest("/nonexistent", said), KVD_STATUS_SYSTEM, "/nonexistent");
+    REFUSED(kvd_file_digest(path, NULL), KVD_STATUS_INPUT, "digest: NULL");
 }
 
-/* ---- a state of three tokens and two layers, with rows of four bytes ---- */
-
-enum { TOKENS = 3, LAYERS = 2, ROW = 4, REST = 16 };
-
-static uint8_t *number(uint8_t *at, uint64_t value, size_t bytes) {
-    for (size_t i = 0; i < bytes; i++)
-        *at++ = (uint8_t)(value >> 8 * i);
-    return at;
-}
-
-static size_t state_of(uint8_t *state, uint8_t first) {
-    uint8_t *at = number(number(number(number(state, 0xaf143cd8, 4), 5, 4), 1, 4), TOKENS, 4);
-    for (uint64_t token = 0; token < TOKENS; token++)
-        at = number(number(number(at, token, 4), 1, 4), 5, 4);
-    at = number(number(at, 0, 4), LAYERS, 4);
-    for (size_t table = 0; table < 2 * LAYERS; table++) {
-        at = number(number(at, 1, 4), ROW, 8);
-        for (size_t i = 0; i < TOKENS * ROW; i++)
-            *at++ = (uint8_t)(first + 16 * table + i);
-    }
-    return (size_t)(at - state);
-}
+enum { REST = 16 };
 
 static void llama(void) {
     uint8_t state[512], other[512], piece[64];
     size_t len = state_of(state, 1);
     kvd_llama *layout, *same;
-    REFUSED(kvd_llama_open(state, len - 1, &layout), KVD_INPUT, "llama.cpp state");
+    REFUSED(kvd_llama_open(state, len - 1, &layout), KVD_STATUS_INPUT, "llama.cpp state");
     CHECK(layout == NULL);
-    REFUSED(kvd_llama_open(NULL, len, &layout), KVD_INPUT, "state: NULL");
+    REFUSED(kvd_llama_open(NULL, len, &layout), KVD_STATUS_INPUT, "state: NULL");
     OK(kvd_llama_open(state, len, &layout));
     kvd_llama_about about;
     KVD_INIT(&about);
-    OK(kvd_llama_look(layout, &about));
+    OK(kvd_llama_info(layout, &about));
     CHECK(about.tokens == TOKENS && about.state_len == len && about.rest_len == 0);
     CHECK(about.token_len == 2 * LAYERS * ROW && about.pieces_len == 2 * LAYERS);
     CHECK(about.layers == LAYERS && about.transposed == 0 && about.sequence == 5);
     kvd_buffer rows[2 * LAYERS];
     size_t count, piece_len = 2 * about.token_len;
     kvd_run run = {1, 3};
-    REFUSED(kvd_llama_rows(layout, state, len, run, rows, 3, &count), KVD_INPUT, "pieces_len: 3");
+    REFUSED(kvd_llama_rows(layout, state, len, run, rows, 3, &count), KVD_STATUS_INPUT,
+            "pieces_len: 3");
     OK(kvd_llama_rows(layout, state, len, run, rows, 4, &count));
     CHECK(count == 4);
     OK(kvd_llama_gather(layout, state, len, run, piece, piece_len));
     for (size_t i = 0; i < 4; i++)
         CHECK(rows[i].len == 2 * ROW && memcmp(rows[i].data, piece + i * 2 * ROW, 2 * ROW) == 0);
     kvd_run none = {1, 1}, beyond = {2, 4};
-    REFUSED(kvd_llama_gather(layout, state, len, none, piece, 0), KVD_INPUT, "run: 1 to 1");
-    REFUSED(kvd_llama_gather(layout, state, len, beyond, piece, piece_len), KVD_INPUT, "tokens");
-    REFUSED(kvd_llama_gather(layout, state, len, run, piece, 1), KVD_INPUT, "piece");
-    REFUSED(kvd_llama_gather(layout, state, len - 1, run, piece, piece_len), KVD_INPUT, "state");
+    REFUSED(kvd_llama_gather(layout, state, len, none, piece, 0), KVD_STATUS_INPUT, "run: 1 to 1");
+    REFUSED(kvd_llama_gather(layout, state, len, beyond, piece, piece_len), KVD_STATUS_INPUT,
+            "tokens");
+    REFUSED(kvd_llama_gather(layout, state, len, run, piece, 1), KVD_STATUS_INPUT, "piece");
+    REFUSED(kvd_llama_gather(layout, state, len - 1, run, piece, piece_len), KVD_STATUS_INPUT,
+            "state");
     /* Put together from its head and its rows, it is the same to the byte. */
     OK(kvd_llama_resized(layout, TOKENS, 0, 5, &same));
     memset(other, 0, sizeof other);
@@ -191,9 +175,9 @@ static void llama(void) {
     OK(kvd_llama_scatter(same, piece, about.token_len, run, other, len));
     CHECK(memcmp(state, other, len) == 0);
     OK(kvd_llama_close(same));
-    REFUSED(kvd_llama_resized(layout, 0, 0, 0, &same), KVD_INPUT, "tokens");
+    REFUSED(kvd_llama_resized(layout, 0, 0, 0, &same), KVD_STATUS_INPUT, "tokens");
     OK(kvd_llama_resized(layout, 1, REST, 2, &same));
-    OK(kvd_llama_look(same, &about));
+    OK(kvd_llama_info(same, &about));
     CHECK(about.tokens == 1 && about.rest_len == REST && about.sequence == 2);
     CHECK(about.rest + REST == about.state_len);
     OK(kvd_llama_close(same));

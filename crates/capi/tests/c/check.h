@@ -19,7 +19,7 @@
         }                                                                            \
     } while (0)
 
-#define OK(call) CHECK((call) == KVD_OK)
+#define OK(call) CHECK((call) == KVD_STATUS_OK)
 /* Refused with this status, and the message says this. */
 #define REFUSED(call, status, says) CHECK((call) == (status) && strstr(kvd_last_error(), says))
 

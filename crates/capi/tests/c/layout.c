@@ -43,13 +43,13 @@ int main(void) {
     AT(kvd_policy_settings, write_budget_day); AT(kvd_policy_settings, fixed_bytes);
     AT(kvd_policy_settings, token_bytes); AT(kvd_policy_settings, saves_prefixes);
     AT(kvd_policy_settings, writes_whole);
-    SIZE(kvd_answer); AT(kvd_answer, what); AT(kvd_answer, reason); AT(kvd_answer, save);
+    SIZE(kvd_answer); AT(kvd_answer, action); AT(kvd_answer, reason); AT(kvd_answer, save);
     AT(kvd_answer, tokens); AT(kvd_answer, base); AT(kvd_answer, bytes);
     AT(kvd_answer, declined);
     SIZE(kvd_request); AT(kvd_request, reserved); AT(kvd_request, local);
     AT(kvd_request, remote); AT(kvd_request, offset); AT(kvd_request, len);
     SIZE(kvd_remote_about); AT(kvd_remote_about, len); AT(kvd_remote_about, lasts_ms);
-    AT(kvd_remote_about, rights); AT(kvd_remote_about, way);
+    AT(kvd_remote_about, rights); AT(kvd_remote_about, path);
     SIZE(kvd_llama_about); AT(kvd_llama_about, tokens); AT(kvd_llama_about, state_len);
     AT(kvd_llama_about, rest); AT(kvd_llama_about, rest_len); AT(kvd_llama_about, token_len);
     AT(kvd_llama_about, pieces_len); AT(kvd_llama_about, sequence); AT(kvd_llama_about, layers);
@@ -62,9 +62,10 @@ int main(void) {
     AT(kvd_entry, bytes); AT(kvd_entry, hits); AT(kvd_entry, used_ms); AT(kvd_entry, reason);
     AT(kvd_entry, pins);
     SIZE(kvd_status);
-    IS(KVD_VERSION); IS(KVD_BUG); IS(KVD_NOT_WHOLE); IS(KVD_ABORTED); IS(KVD_OTHER);
-    IS(KVD_UNWANTED); IS(KVD_ID_LEN); IS(KVD_GET_PREFIX); IS(KVD_GET_STAGED);
-    IS(KVD_ENDED); IS(KVD_DIGEST_LEN); IS(KVD_PIN_PREFIX); IS(KVD_RESERVE_PREFIX);
+    IS(KVD_VERSION); IS(KVD_STATUS_BUG); IS(KVD_STATUS_NOT_WHOLE); IS(KVD_STATUS_ABORTED);
+    IS(KVD_OUTCOME_OTHER); IS(KVD_OUTCOME_DECLINED); IS(KVD_ID_LEN); IS(KVD_GET_PREFIX);
+    IS(KVD_GET_STAGED);
+    IS(KVD_TRANSFER_CLOSED); IS(KVD_DIGEST_LEN); IS(KVD_PIN_PREFIX); IS(KVD_RESERVE_PREFIX);
     IS(KVD_RESERVE_STRICT);
     return 0;
 }

@@ -59,9 +59,9 @@ static int comes_back(kvd_sessions *sessions, const struct rows *rows) {
     ask(&back, runs, 3, blocks);
     kvd_status status = kvd_sessions_restore(sessions, found, blocks, 3, NULL, 0, NULL);
     OK(kvd_found_free(found));
-    CHECK(status == KVD_OK || status == KVD_NOT_WHOLE);
-    CHECK(status != KVD_OK || memcmp(back.bytes, rows->bytes, sizeof back.bytes) == 0);
-    return status == KVD_OK;
+    CHECK(status == KVD_STATUS_OK || status == KVD_STATUS_NOT_WHOLE);
+    CHECK(status != KVD_STATUS_OK || memcmp(back.bytes, rows->bytes, sizeof back.bytes) == 0);
+    return status == KVD_STATUS_OK;
 }
 
 static void save_other(struct rows *outer) {
@@ -128,13 +128,13 @@ static void in_a_save(void) {
     rows.meanwhile = save_and_remove_same;
     /* It is whole, or there is none. */
     kvd_status status = save(sessions, &rows);
-    CHECK(status == KVD_OK || status == KVD_NOT_STORED);
-    CHECK(comes_back(sessions, &rows) == (status == KVD_OK));
+    CHECK(status == KVD_STATUS_OK || status == KVD_STATUS_NOT_STORED);
+    CHECK(comes_back(sessions, &rows) == (status == KVD_STATUS_OK));
     fill(tokens, &rows, 3000);
     rows.depot = depot;
     rows.sessions = sessions;
     rows.meanwhile = close_depot;
-    REFUSED(save(sessions, &rows), KVD_CLOSED, "closed");
+    REFUSED(save(sessions, &rows), KVD_STATUS_CLOSED, "closed");
     OK(kvd_sessions_close(sessions));
 }
 
@@ -158,15 +158,15 @@ static void tasks_behind_a_close(void) {
     OK(kvd_depot_drain(depot, 0));
     OK(kvd_get(blocks, &key, 1, &to, 0, &get));
     uint8_t outcome = 99;
-    REFUSED(kvd_task_wait(get, KVD_NONE, NULL, 1), KVD_INPUT, "outcomes");
+    REFUSED(kvd_task_wait(get, KVD_NONE, NULL, 1), KVD_STATUS_INPUT, "outcomes");
     OK(kvd_task_wait(get, KVD_NONE - 1, &outcome, 1));
-    CHECK(outcome == KVD_DONE && strcmp(back, bytes) == 0);
+    CHECK(outcome == KVD_OUTCOME_DONE && strcmp(back, bytes) == 0);
     OK(kvd_depot_close(depot));
     OK(kvd_task_wait(put, KVD_NONE, &outcome, 1));
     OK(kvd_task_wait_released(put, 0));
     OK(kvd_task_free(put));
     OK(kvd_task_free(get));
-    REFUSED(kvd_get(blocks, &key, 1, &to, 0, &get), KVD_CLOSED, "closed");
+    REFUSED(kvd_get(blocks, &key, 1, &to, 0, &get), KVD_STATUS_CLOSED, "closed");
     CHECK(get == NULL);
     OK(kvd_namespace_close(blocks));
 }
@@ -190,7 +190,8 @@ static void memory(void) {
     ask(&rows, runs, 3, blocks);
     blocks[0].pieces = huge;
     blocks[0].pieces_len = 2;
-    REFUSED(kvd_sessions_restore(sessions, found, blocks, 3, NULL, 0, NULL), KVD_INPUT, "rows");
+    REFUSED(kvd_sessions_restore(sessions, found, blocks, 3, NULL, 0, NULL), KVD_STATUS_INPUT,
+            "rows");
     OK(kvd_found_free(found));
     kvd_space space;
     KVD_INIT(&space);
@@ -201,8 +202,8 @@ static void memory(void) {
     kvd_key keys[2] = {{{1}}, {{2}}};
     kvd_block all[2] = {{huge, 2}, {huge, 2}};
     kvd_task *task;
-    REFUSED(kvd_put(others, keys, 2, all, &task), KVD_INPUT, "buffers[0]");
-    REFUSED(kvd_get(others, keys, 2, all, 0, &task), KVD_INPUT, "buffers[0]");
+    REFUSED(kvd_put(others, keys, 2, all, &task), KVD_STATUS_INPUT, "buffers[0]");
+    REFUSED(kvd_get(others, keys, 2, all, 0, &task), KVD_STATUS_INPUT, "buffers[0]");
     OK(kvd_namespace_close(others));
     OK(kvd_sessions_close(sessions));
     OK(kvd_depot_close(depot));
@@ -238,20 +239,20 @@ static void huge_numbers(void) {
         odd.writes_whole = round >> 1 & 1;
         kvd_policy *policy;
         kvd_status status = kvd_policy_open(&odd, &policy);
-        CHECK(status == KVD_OK || status == KVD_INPUT);
-        if (status != KVD_OK)
+        CHECK(status == KVD_STATUS_OK || status == KVD_STATUS_INPUT);
+        if (status != KVD_STATUS_OK)
             continue;
         OK(kvd_policy_start(policy, 0, drawn[10], (uint32_t)round % 3, drawn[11], drawn[12]));
         OK(kvd_policy_next_stop(policy, 0, &stop));
         for (uint32_t event = 0; event < 4; event++) {
             uint64_t tokens = event % 2 ? drawn[13] : drawn[10];
-            OK(kvd_policy_tell(policy, event, 0, tokens, drawn[14], &answer));
-            if (answer.what == KVD_SAVE && round % 5 == 0)
+            OK(kvd_policy_event(policy, event, 0, tokens, drawn[14], &answer));
+            if (answer.action == KVD_ACTION_SAVE && round % 5 == 0)
                 OK(kvd_policy_failed(policy, answer.save, drawn[15], drawn[14]));
-            else if (answer.what == KVD_SAVE)
+            else if (answer.action == KVD_ACTION_SAVE)
                 OK(kvd_policy_saved(policy, answer.save, drawn[15], drawn[14]));
         }
-        OK(kvd_policy_lost(policy, 0, drawn[11]));
+        OK(kvd_policy_truncate(policy, 0, drawn[11]));
         OK(kvd_policy_next_stop(policy, 0, &stop));
         OK(kvd_policy_close(policy));
     }
@@ -304,7 +305,7 @@ static void *put_and_get_all_the_time(void *user) {
         OK(kvd_get(blocks, &key, 1, &to, 0, &task));
         OK(kvd_task_wait(task, KVD_NONE, &outcome, 1));
         OK(kvd_task_free(task));
-        CHECK(outcome != KVD_DONE || memcmp(bytes, back, sizeof bytes) == 0);
+        CHECK(outcome != KVD_OUTCOME_DONE || memcmp(bytes, back, sizeof bytes) == 0);
         OK(kvd_remove(blocks, &key, 1, NULL));
     }
     OK(kvd_namespace_close(blocks));
@@ -340,7 +341,7 @@ static void ends_well(pid_t child, kvd_depot *depot, kvd_sessions *sessions, int
         uint32_t tokens[TOKENS];
         struct rows rows;
         fill(tokens, &rows, 1);
-        REFUSED(save(sessions, &rows), KVD_CLOSED, "forked");
+        REFUSED(save(sessions, &rows), KVD_STATUS_CLOSED, "forked");
         OK(kvd_sessions_close(sessions));
         OK(kvd_depot_close(depot));
         if (opens)

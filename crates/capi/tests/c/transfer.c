@@ -42,7 +42,8 @@ static int target(const char *local) {
     /* Two buffers that are one range. */
     kvd_buffer buffers[] = {{home, 700}, {home + 700, BYTES - 700}};
     kvd_segment *segment;
-    OK(kvd_segment_open(engine, NAME, sizeof NAME, buffers, 2, KVD_BOTH, KVD_NONE, &segment));
+    OK(kvd_segment_open(engine, NAME, sizeof NAME, buffers, 2, KVD_RIGHTS_BOTH, KVD_NONE,
+                        &segment));
     char *address;
     OK(kvd_engine_address(engine, &address));
     printf("%s\n", address);
@@ -146,39 +147,40 @@ static uint32_t both_ways(const char *program, const char *local) {
     OK(kvd_remote_open(engine, other.address, NAME, sizeof NAME, &remote));
     kvd_remote_about about;
     KVD_INIT(&about);
-    OK(kvd_remote_look(remote, &about));
-    CHECK(about.len == BYTES && about.rights == KVD_BOTH && about.lasts_ms == KVD_NONE);
+    OK(kvd_remote_info(remote, &about));
+    CHECK(about.len == BYTES && about.rights == KVD_RIGHTS_BOTH && about.lasts_ms == KVD_NONE);
     kvd_region *region = region_of_mine(engine);
 
     /* Even rows come, each to where the last but so many lies; then the odd ones go. */
     static kvd_request requests[ROWS / 2];
-    static uint8_t moved[ROWS / 2];
+    static uint8_t statuses[ROWS / 2];
     memset(mine, 0, sizeof mine);
     for (size_t i = 0; i < ROWS / 2; i++) {
         unsigned char *to = mine + (ROWS / 2 - 1 - i) * ROW;
-        requests[i] = request(KVD_FETCH, to, remote, 2 * i * ROW, ROW);
+        requests[i] = request(KVD_OP_READ, to, remote, 2 * i * ROW, ROW);
     }
     kvd_batch *batch;
-    OK(kvd_engine_submit(engine, requests, ROWS / 2, 30000, KVD_URGENT, &batch));
-    REFUSED(kvd_batch_wait(batch, KVD_NONE, moved, ROWS / 2 - 1), KVD_INPUT, "moved_len: 499");
-    OK(kvd_batch_wait(batch, KVD_NONE, moved, ROWS / 2));
-    OK(kvd_batch_wait(batch, 0, moved, ROWS / 2));
+    OK(kvd_engine_submit(engine, requests, ROWS / 2, 30000, KVD_PRIORITY_URGENT, &batch));
+    REFUSED(kvd_batch_wait(batch, KVD_NONE, statuses, ROWS / 2 - 1), KVD_STATUS_INPUT,
+            "statuses_len: 499");
+    OK(kvd_batch_wait(batch, KVD_NONE, statuses, ROWS / 2));
+    OK(kvd_batch_wait(batch, 0, statuses, ROWS / 2));
     OK(kvd_batch_cancel(batch));
     OK(kvd_batch_free(batch));
     for (size_t i = 0; i < ROWS / 2; i++) {
-        CHECK(moved[i] == KVD_MOVED);
+        CHECK(statuses[i] == KVD_TRANSFER_DONE);
         for (size_t j = 0; j < ROW; j++)
             CHECK(mine[(ROWS / 2 - 1 - i) * ROW + j] == byte_of(2 * i * ROW + j, 1));
     }
     fill(mine, 2);
     for (size_t i = 0; i < ROWS / 2; i++) {
         size_t at = (2 * i + 1) * ROW;
-        requests[i] = request(KVD_SEND, mine + at, remote, at, ROW);
+        requests[i] = request(KVD_OP_WRITE, mine + at, remote, at, ROW);
     }
-    memset(moved, 0, sizeof moved);
-    OK(kvd_engine_run(engine, requests, ROWS / 2, 30000, KVD_NORMAL, moved, ROWS / 2));
+    memset(statuses, 0, sizeof statuses);
+    OK(kvd_engine_run(engine, requests, ROWS / 2, 30000, KVD_PRIORITY_NORMAL, statuses, ROWS / 2));
     for (size_t i = 0; i < ROWS / 2; i++)
-        CHECK(moved[i] == KVD_MOVED);
+        CHECK(statuses[i] == KVD_TRANSFER_DONE);
     char *json;
     OK(kvd_engine_stats(engine, &json));
     CHECK(strstr(json, "\"requests\":1000") && strstr(json, "\"bytes\":96000"));
@@ -187,7 +189,7 @@ static uint32_t both_ways(const char *program, const char *local) {
     OK(kvd_region_close(region));
     OK(kvd_engine_close(engine));
     end_other(other, 'w');
-    return about.way;
+    return about.path;
 }
 
 /* Each request of a batch has an outcome of its own. */
@@ -197,10 +199,10 @@ static void failed(void) {
     fill(bytes, 3);
     kvd_buffer all = {bytes, BYTES}, read_only = {unwritten, ROW};
     kvd_segment *segment, *guarded, *again;
-    OK(kvd_segment_open(home, NAME, sizeof NAME, &all, 1, KVD_READ, 60000, &segment));
-    OK(kvd_segment_open(home, NULL, 0, &all, 1, KVD_WRITE, KVD_NONE, &guarded));
-    REFUSED(kvd_segment_open(home, NAME, sizeof NAME, &all, 1, KVD_READ, KVD_NONE, &again),
-            KVD_INPUT, "home");
+    OK(kvd_segment_open(home, NAME, sizeof NAME, &all, 1, KVD_RIGHTS_READ, 60000, &segment));
+    OK(kvd_segment_open(home, NULL, 0, &all, 1, KVD_RIGHTS_WRITE, KVD_NONE, &guarded));
+    REFUSED(kvd_segment_open(home, NAME, sizeof NAME, &all, 1, KVD_RIGHTS_READ, KVD_NONE, &again),
+            KVD_STATUS_INPUT, "home");
     CHECK(again == NULL);
     char *address;
     OK(kvd_engine_address(home, &address));
@@ -213,39 +215,42 @@ static void failed(void) {
     OK(kvd_remote_open(engine, address, name, name_len, &written));
     kvd_remote_about about;
     KVD_INIT(&about);
-    OK(kvd_remote_look(remote, &about));
-    CHECK(about.lasts_ms <= 60000 && about.rights == KVD_READ && about.way == KVD_CONNECTED);
+    OK(kvd_remote_info(remote, &about));
+    CHECK(about.lasts_ms <= 60000 && about.rights == KVD_RIGHTS_READ && about.path == KVD_PATH_TCP);
     kvd_region *region = region_of_mine(engine), *source;
     OK(kvd_region_open(engine, &read_only, 1, 0, &source));
     kvd_request requests[] = {
-        request(KVD_FETCH, mine, remote, 0, ROW),
-        request(KVD_FETCH, mine + 2 * ROW, remote, BYTES - 8, 9),
-        request(KVD_SEND, mine + 4 * ROW, remote, 0, ROW),
-        request(KVD_FETCH, mine + 6 * ROW, written, 0, ROW),
-        request(KVD_FETCH, nowhere, remote, 0, ROW),
-        request(KVD_FETCH, unwritten, remote, 0, ROW),
-        request(KVD_SEND, unwritten, written, ROW, ROW),
-        request(KVD_FETCH, mine + 8 * ROW, remote, 8 * ROW, UINT64_MAX),
-        request(KVD_FETCH, mine + 10 * ROW, remote, 8 * ROW, ROW),
+        request(KVD_OP_READ, mine, remote, 0, ROW),
+        request(KVD_OP_READ, mine + 2 * ROW, remote, BYTES - 8, 9),
+        request(KVD_OP_WRITE, mine + 4 * ROW, remote, 0, ROW),
+        request(KVD_OP_READ, mine + 6 * ROW, written, 0, ROW),
+        request(KVD_OP_READ, nowhere, remote, 0, ROW),
+        request(KVD_OP_READ, unwritten, remote, 0, ROW),
+        request(KVD_OP_WRITE, unwritten, written, ROW, ROW),
+        request(KVD_OP_READ, mine + 8 * ROW, remote, 8 * ROW, UINT64_MAX),
+        request(KVD_OP_READ, mine + 10 * ROW, remote, 8 * ROW, ROW),
     };
-    const uint8_t expected[] = {KVD_MOVED,     KVD_BEYOND, KVD_FORBIDDEN, KVD_FORBIDDEN, KVD_NOT_LOCAL,
-                                KVD_NOT_LOCAL, KVD_MOVED,  KVD_NOT_LOCAL, KVD_MOVED};
+    const uint8_t expected[] = {
+        KVD_TRANSFER_DONE,           KVD_TRANSFER_OUT_OF_RANGE,   KVD_TRANSFER_NO_PERMISSION,
+        KVD_TRANSFER_NO_PERMISSION,  KVD_TRANSFER_NOT_REGISTERED, KVD_TRANSFER_NOT_REGISTERED,
+        KVD_TRANSFER_DONE,           KVD_TRANSFER_NOT_REGISTERED, KVD_TRANSFER_DONE,
+    };
     enum { COUNT = sizeof expected };
-    uint8_t moved[COUNT];
-    OK(kvd_engine_run(engine, requests, COUNT, 30000, KVD_BACKGROUND, moved, COUNT));
+    uint8_t statuses[COUNT];
+    OK(kvd_engine_run(engine, requests, COUNT, 30000, KVD_PRIORITY_BACKGROUND, statuses, COUNT));
     for (size_t i = 0; i < COUNT; i++)
-        if (moved[i] != expected[i]) {
-            fprintf(stderr, "request %zu: %s\n", i, kvd_moved_name(moved[i]));
+        if (statuses[i] != expected[i]) {
+            fprintf(stderr, "request %zu: %s\n", i, kvd_transfer_status_name(statuses[i]));
             exit(1);
         }
     CHECK(memcmp(bytes + ROW, unwritten, ROW) == 0);
     CHECK(mine[10 * ROW] == byte_of(8 * ROW, 3));
     OK(kvd_segment_close(guarded));
-    kvd_request late = request(KVD_SEND, mine, written, 0, ROW);
-    OK(kvd_engine_run(engine, &late, 1, 30000, KVD_NORMAL, moved, 1));
-    CHECK(moved[0] == KVD_NO_GRANT);
+    kvd_request late = request(KVD_OP_WRITE, mine, written, 0, ROW);
+    OK(kvd_engine_run(engine, &late, 1, 30000, KVD_PRIORITY_NORMAL, statuses, 1));
+    CHECK(statuses[0] == KVD_TRANSFER_NOT_GRANTED);
     OK(kvd_engine_close(home));
-    REFUSED(kvd_remote_open(engine, address, NAME, sizeof NAME, &gone), KVD_SYSTEM, address);
+    REFUSED(kvd_remote_open(engine, address, NAME, sizeof NAME, &gone), KVD_STATUS_SYSTEM, address);
     CHECK(gone == NULL);
     kvd_string_free(address);
     OK(kvd_engine_close(engine));
@@ -263,38 +268,38 @@ static void silent(const char *program) {
     kvd_remote *remote;
     OK(kvd_remote_open(engine, other.address, NAME, sizeof NAME, &remote));
     kvd_region *region = region_of_mine(engine);
-    kvd_request one = request(KVD_FETCH, mine, remote, 0, BYTES);
-    uint8_t moved;
-    OK(kvd_engine_run(engine, &one, 1, 30000, KVD_NORMAL, &moved, 1));
-    CHECK(moved == KVD_MOVED);
+    kvd_request one = request(KVD_OP_READ, mine, remote, 0, BYTES);
+    uint8_t statuses;
+    OK(kvd_engine_run(engine, &one, 1, 30000, KVD_PRIORITY_NORMAL, &statuses, 1));
+    CHECK(statuses == KVD_TRANSFER_DONE);
     stop_other(other);
     kvd_batch *batch;
-    OK(kvd_engine_submit(engine, &one, 1, 300, KVD_NORMAL, &batch));
-    REFUSED(kvd_batch_wait(batch, 1, &moved, 1), KVD_TIMEOUT, "1 ms");
-    CHECK(moved == KVD_MOVING);
-    OK(kvd_batch_wait(batch, KVD_NONE, &moved, 1));
-    CHECK(moved == KVD_TIMED_OUT);
+    OK(kvd_engine_submit(engine, &one, 1, 300, KVD_PRIORITY_NORMAL, &batch));
+    REFUSED(kvd_batch_wait(batch, 1, &statuses, 1), KVD_STATUS_TIMEOUT, "1 ms");
+    CHECK(statuses == KVD_TRANSFER_PENDING);
+    OK(kvd_batch_wait(batch, KVD_NONE, &statuses, 1));
+    CHECK(statuses == KVD_TRANSFER_TIMED_OUT);
     OK(kvd_batch_free(batch));
-    OK(kvd_engine_submit(engine, &one, 1, KVD_NONE, KVD_NORMAL, &batch));
+    OK(kvd_engine_submit(engine, &one, 1, KVD_NONE, KVD_PRIORITY_NORMAL, &batch));
     OK(kvd_batch_cancel(batch));
-    OK(kvd_batch_wait(batch, 0, &moved, 1));
-    CHECK(moved == KVD_CANCELLED);
+    OK(kvd_batch_wait(batch, 0, &statuses, 1));
+    CHECK(statuses == KVD_TRANSFER_CANCELLED);
     OK(kvd_batch_free(batch));
     /* The handle is gone, the batch is not: its region waits until its time is over. */
-    OK(kvd_engine_submit(engine, &one, 1, 400, KVD_NORMAL, &batch));
+    OK(kvd_engine_submit(engine, &one, 1, 400, KVD_PRIORITY_NORMAL, &batch));
     kvd_batch *watched;
-    OK(kvd_engine_submit(engine, &one, 1, 400, KVD_NORMAL, &watched));
+    OK(kvd_engine_submit(engine, &one, 1, 400, KVD_PRIORITY_NORMAL, &watched));
     OK(kvd_batch_free(batch));
     OK(kvd_region_close(region));
-    (void)kvd_batch_wait(watched, 0, &moved, 1);
-    CHECK(moved == KVD_TIMED_OUT);
-    OK(kvd_batch_wait(watched, KVD_NONE, &moved, 1));
+    (void)kvd_batch_wait(watched, 0, &statuses, 1);
+    CHECK(statuses == KVD_TRANSFER_TIMED_OUT);
+    OK(kvd_batch_wait(watched, KVD_NONE, &statuses, 1));
     OK(kvd_batch_free(watched));
     region = region_of_mine(engine);
-    OK(kvd_engine_submit(engine, &one, 1, KVD_NONE, KVD_NORMAL, &batch));
+    OK(kvd_engine_submit(engine, &one, 1, KVD_NONE, KVD_PRIORITY_NORMAL, &batch));
     kill_other(other);
-    OK(kvd_batch_wait(batch, KVD_NONE, &moved, 1));
-    CHECK(moved == KVD_LOST);
+    OK(kvd_batch_wait(batch, KVD_NONE, &statuses, 1));
+    CHECK(statuses == KVD_TRANSFER_LOST);
     OK(kvd_batch_free(batch));
 
     other = start_other(program, "false");
@@ -302,10 +307,10 @@ static void silent(const char *program) {
     OK(kvd_remote_open(engine, other.address, NAME, sizeof NAME, &second));
     stop_other(other);
     one.remote = second;
-    OK(kvd_engine_submit(engine, &one, 1, KVD_NONE, KVD_NORMAL, &batch));
+    OK(kvd_engine_submit(engine, &one, 1, KVD_NONE, KVD_PRIORITY_NORMAL, &batch));
     OK(kvd_engine_close(engine));
-    OK(kvd_batch_wait(batch, 0, &moved, 1));
-    CHECK(moved == KVD_ENDED);
+    OK(kvd_batch_wait(batch, 0, &statuses, 1));
+    CHECK(statuses == KVD_TRANSFER_CLOSED);
     OK(kvd_batch_free(batch));
     OK(kvd_region_close(region));
     OK(kvd_remote_close(remote));
@@ -318,69 +323,74 @@ static void bad_inputs(void) {
     kvd_engine *engine, *other;
     kvd_option wrong = {"steams", "2"}, none = {"streams", "0"}, flag = {"checksum", "maybe"};
     kvd_option open_to_all = {"listen", "0.0.0.0:0"}, half = {"tls_key", "key.pem"};
-    REFUSED(kvd_engine_open(&wrong, 1, &engine), KVD_CONFIG, "\"streams\"");
+    REFUSED(kvd_engine_open(&wrong, 1, &engine), KVD_STATUS_CONFIG, "\"streams\"");
     CHECK(engine == NULL);
-    REFUSED(kvd_engine_open(&none, 1, &engine), KVD_CONFIG, "streams");
-    REFUSED(kvd_engine_open(&flag, 1, &engine), KVD_CONFIG, "true or false");
-    REFUSED(kvd_engine_open(&open_to_all, 1, &engine), KVD_CONFIG, "allow_unauthenticated");
-    REFUSED(kvd_engine_open(&half, 1, &engine), KVD_CONFIG, "tls_certificate");
-    REFUSED(kvd_engine_open(NULL, 1, &engine), KVD_INPUT, "options: NULL");
-    REFUSED(kvd_engine_open(NULL, 0, NULL), KVD_INPUT, "engine: NULL");
+    REFUSED(kvd_engine_open(&none, 1, &engine), KVD_STATUS_CONFIG, "streams");
+    REFUSED(kvd_engine_open(&flag, 1, &engine), KVD_STATUS_CONFIG, "true or false");
+    REFUSED(kvd_engine_open(&open_to_all, 1, &engine), KVD_STATUS_CONFIG, "allow_unauthenticated");
+    REFUSED(kvd_engine_open(&half, 1, &engine), KVD_STATUS_CONFIG, "tls_certificate");
+    REFUSED(kvd_engine_open(NULL, 1, &engine), KVD_STATUS_INPUT, "options: NULL");
+    REFUSED(kvd_engine_open(NULL, 0, NULL), KVD_STATUS_INPUT, "engine: NULL");
     OK(kvd_engine_open(NULL, 0, &engine));
     other = started("127.0.0.1:0", "false");
     kvd_buffer all = {mine, BYTES}, empty = {mine, 0}, again = {mine + 1, 1};
     kvd_region *region, *second;
-    REFUSED(kvd_region_open(engine, NULL, 1, 1, &region), KVD_INPUT, "buffers: NULL");
-    REFUSED(kvd_region_open(engine, &empty, 1, 1, &region), KVD_INPUT, "buffers[0]");
-    REFUSED(kvd_region_open(engine, &all, 1, 2, &region), KVD_INPUT, "is_written: 2");
+    REFUSED(kvd_region_open(engine, NULL, 1, 1, &region), KVD_STATUS_INPUT, "buffers: NULL");
+    REFUSED(kvd_region_open(engine, &empty, 1, 1, &region), KVD_STATUS_INPUT, "buffers[0]");
+    REFUSED(kvd_region_open(engine, &all, 1, 2, &region), KVD_STATUS_INPUT, "is_written: 2");
     OK(kvd_region_open(engine, &all, 1, 1, &region));
-    REFUSED(kvd_region_open(engine, &again, 1, 1, &second), KVD_INPUT, "once");
+    REFUSED(kvd_region_open(engine, &again, 1, 1, &second), KVD_STATUS_INPUT, "once");
     kvd_segment *segment;
-    REFUSED(kvd_segment_open(other, NAME, 0, &all, 1, KVD_READ, KVD_NONE, &segment), KVD_INPUT,
-            "1 to 1024 bytes");
-    REFUSED(kvd_segment_open(other, NULL, 3, &all, 1, KVD_READ, KVD_NONE, &segment), KVD_INPUT,
-            "name: NULL");
-    REFUSED(kvd_segment_open(other, NAME, 4, &all, 1, 0, KVD_NONE, &segment), KVD_INPUT,
-            "rights: 0");
-    REFUSED(kvd_segment_open(other, NAME, 4, &all, 1, 4, KVD_NONE, &segment), KVD_INPUT,
-            "rights: 4");
-    REFUSED(kvd_segment_open(other, NAME, 4, &all, 1, KVD_READ, 0, &segment), KVD_INPUT,
-            "lasts_ms");
-    REFUSED(kvd_segment_open(other, NAME, 4, NULL, 0, KVD_READ, KVD_NONE, &segment), KVD_INPUT,
-            "buffers");
-    OK(kvd_segment_open(other, NAME, 4, &all, 1, KVD_READ, KVD_NONE, &segment));
+    REFUSED(kvd_segment_open(other, NAME, 0, &all, 1, KVD_RIGHTS_READ, KVD_NONE, &segment),
+            KVD_STATUS_INPUT, "1 to 1024 bytes");
+    REFUSED(kvd_segment_open(other, NULL, 3, &all, 1, KVD_RIGHTS_READ, KVD_NONE, &segment),
+            KVD_STATUS_INPUT, "name: NULL");
+    REFUSED(kvd_segment_open(other, NAME, 4, &all, 1, 0, KVD_NONE, &segment),
+            KVD_STATUS_INPUT, "rights: 0");
+    REFUSED(kvd_segment_open(other, NAME, 4, &all, 1, 4, KVD_NONE, &segment),
+            KVD_STATUS_INPUT, "rights: 4");
+    REFUSED(kvd_segment_open(other, NAME, 4, &all, 1, KVD_RIGHTS_READ, 0, &segment),
+            KVD_STATUS_INPUT, "lasts_ms");
+    REFUSED(kvd_segment_open(other, NAME, 4, NULL, 0, KVD_RIGHTS_READ, KVD_NONE, &segment),
+            KVD_STATUS_INPUT, "buffers");
+    OK(kvd_segment_open(other, NAME, 4, &all, 1, KVD_RIGHTS_READ, KVD_NONE, &segment));
     char *address;
     OK(kvd_engine_address(other, &address));
     kvd_remote *remote;
-    REFUSED(kvd_remote_open(engine, "nowhere", NAME, 4, &remote), KVD_INPUT, "address");
+    REFUSED(kvd_remote_open(engine, "nowhere", NAME, 4, &remote), KVD_STATUS_INPUT, "address");
     /* It knows no token. */
-    REFUSED(kvd_remote_open(engine, address, NAME, 4, &remote), KVD_SYSTEM, address);
+    REFUSED(kvd_remote_open(engine, address, NAME, 4, &remote), KVD_STATUS_SYSTEM, address);
     kvd_engine *third = started("none", "false");
-    REFUSED(kvd_remote_open(third, address, NAME, 3, &remote), KVD_SYSTEM, "nothing is published");
+    REFUSED(kvd_remote_open(third, address, NAME, 3, &remote), KVD_STATUS_SYSTEM,
+            "nothing is published");
     CHECK(remote == NULL);
     OK(kvd_remote_open(third, address, NAME, 4, &remote));
-    kvd_request one = request(KVD_FETCH, mine, remote, 0, ROW);
+    kvd_request one = request(KVD_OP_READ, mine, remote, 0, ROW);
     kvd_batch *batch;
-    uint8_t moved;
-    REFUSED(kvd_engine_submit(engine, &one, 1, 1000, 0, &batch), KVD_INPUT, "requests[0].remote");
-    REFUSED(kvd_engine_submit(third, &one, 1, 1000, 3, &batch), KVD_INPUT, "priority: 3");
-    REFUSED(kvd_engine_run(third, &one, 1, 1000, 0, &moved, 0), KVD_INPUT, "moved_len: 0");
-    REFUSED(kvd_engine_run(third, &one, 1, 1000, 0, NULL, 1), KVD_INPUT, "moved: NULL");
+    uint8_t statuses;
+    REFUSED(kvd_engine_submit(engine, &one, 1, 1000, 0, &batch), KVD_STATUS_INPUT,
+            "requests[0].remote");
+    REFUSED(kvd_engine_submit(third, &one, 1, 1000, 3, &batch), KVD_STATUS_INPUT, "priority: 3");
+    REFUSED(kvd_engine_run(third, &one, 1, 1000, 0, &statuses, 0), KVD_STATUS_INPUT,
+            "statuses_len: 0");
+    REFUSED(kvd_engine_run(third, &one, 1, 1000, 0, NULL, 1), KVD_STATUS_INPUT, "statuses: NULL");
     one.len = 0;
-    REFUSED(kvd_engine_submit(third, &one, 1, 1000, 0, &batch), KVD_INPUT, "requests[0].len");
+    REFUSED(kvd_engine_submit(third, &one, 1, 1000, 0, &batch), KVD_STATUS_INPUT,
+            "requests[0].len");
     one.len = 1, one.op = 2;
-    REFUSED(kvd_engine_submit(third, &one, 1, 1000, 0, &batch), KVD_INPUT, "requests[0].op: 2");
+    REFUSED(kvd_engine_submit(third, &one, 1, 1000, 0, &batch), KVD_STATUS_INPUT,
+            "requests[0].op: 2");
     one.op = 0, one.reserved = 1;
-    REFUSED(kvd_engine_submit(third, &one, 1, 1000, 0, &batch), KVD_INPUT, "reserved");
+    REFUSED(kvd_engine_submit(third, &one, 1, 1000, 0, &batch), KVD_STATUS_INPUT, "reserved");
     one.reserved = 0, one.remote = NULL;
-    REFUSED(kvd_engine_submit(third, &one, 1, 1000, 0, &batch), KVD_INPUT, "remote: NULL");
+    REFUSED(kvd_engine_submit(third, &one, 1, 1000, 0, &batch), KVD_STATUS_INPUT, "remote: NULL");
     CHECK(batch == NULL);
-    /* Of nothing nothing is moved. */
+    /* An empty batch is over at once. */
     OK(kvd_engine_submit(third, NULL, 0, 1000, 0, &batch));
     OK(kvd_batch_wait(batch, 0, NULL, 0));
     OK(kvd_batch_free(batch));
-    CHECK(strcmp(kvd_moved_name(KVD_LOST), "lost") == 0);
-    CHECK(strcmp(kvd_moved_name(-1), "no outcome of kvdepot") == 0);
+    CHECK(strcmp(kvd_transfer_status_name(KVD_TRANSFER_LOST), "lost") == 0);
+    CHECK(strcmp(kvd_transfer_status_name(-1), "unknown outcome") == 0);
     OK(kvd_engine_close(NULL));
     OK(kvd_region_close(NULL));
     OK(kvd_segment_close(NULL));
@@ -390,8 +400,8 @@ static void bad_inputs(void) {
     pid_t child = fork_beside_sleepers();
     if (child == 0) {
         one.remote = remote;
-        REFUSED(kvd_engine_submit(third, &one, 1, 1000, 0, &batch), KVD_CLOSED, "forked");
-        REFUSED(kvd_engine_address(other, &address), KVD_CLOSED, "forked");
+        REFUSED(kvd_engine_submit(third, &one, 1, 1000, 0, &batch), KVD_STATUS_CLOSED, "forked");
+        REFUSED(kvd_engine_address(other, &address), KVD_STATUS_CLOSED, "forked");
         OK(kvd_remote_close(remote));
         OK(kvd_region_close(region));
         OK(kvd_segment_close(segment));
@@ -420,13 +430,13 @@ static void *one_of_many(void *user) {
     for (size_t round = 0; round < 20; round++) {
         unsigned char *to = mine + shared->first * ROW;
         memset(to, 0, 8 * ROW);
-        kvd_request one = request(KVD_FETCH, to, shared->remote, shared->first * ROW, 8 * ROW);
+        kvd_request one = request(KVD_OP_READ, to, shared->remote, shared->first * ROW, 8 * ROW);
         kvd_batch *batch;
-        uint8_t moved;
-        OK(kvd_engine_submit(shared->engine, &one, 1, 30000, KVD_NORMAL, &batch));
-        OK(kvd_batch_wait(batch, KVD_NONE, &moved, 1));
+        uint8_t statuses;
+        OK(kvd_engine_submit(shared->engine, &one, 1, 30000, KVD_PRIORITY_NORMAL, &batch));
+        OK(kvd_batch_wait(batch, KVD_NONE, &statuses, 1));
         OK(kvd_batch_free(batch));
-        CHECK(moved == KVD_MOVED);
+        CHECK(statuses == KVD_TRANSFER_DONE);
         for (size_t i = 0; i < 8 * ROW; i++)
             CHECK(to[i] == byte_of(shared->first * ROW + i, 1));
     }
@@ -456,13 +466,13 @@ static void many(const char *program) {
 int main(int count, char **words) {
     if (count == 2)
         return target(words[1]);
-    CHECK(both_ways(words[0], "false") == KVD_CONNECTED);
+    CHECK(both_ways(words[0], "false") == KVD_PATH_TCP);
     uint32_t way = both_ways(words[0], "true");
-    CHECK(way == KVD_NEAR || way == KVD_CONNECTED);
+    CHECK(way == KVD_PATH_LOCAL || way == KVD_PATH_TCP);
     failed();
     silent(words[0]);
     bad_inputs();
     many(words[0]);
-    puts(way == KVD_NEAR ? "done near" : "done");
+    puts(way == KVD_PATH_LOCAL ? "done near" : "done");
     return 0;
 }

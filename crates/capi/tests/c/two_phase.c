@@ -25,9 +25,9 @@ static struct all *part_of(struct all *all, unsigned char memory[KEYS][2 * PART]
 static void stored_and_loaded(kvd_namespace *blocks, const kvd_key *keys, const char *socket) {
     uint64_t parts[2] = {PART, PART};
     kvd_reserved *reserved[KEYS];
-    REFUSED(kvd_reserve(blocks, keys, KEYS, parts, 2, 4, reserved), KVD_INPUT, "flags: 0x4");
-    REFUSED(kvd_reserve(blocks, keys, KEYS, NULL, 2, 0, reserved), KVD_INPUT, "parts: NULL");
-    REFUSED(kvd_reserve(blocks, keys, KEYS, parts, 2, 0, NULL), KVD_INPUT, "reserved: NULL");
+    REFUSED(kvd_reserve(blocks, keys, KEYS, parts, 2, 4, reserved), KVD_STATUS_INPUT, "flags: 0x4");
+    REFUSED(kvd_reserve(blocks, keys, KEYS, NULL, 2, 0, reserved), KVD_STATUS_INPUT, "parts: NULL");
+    REFUSED(kvd_reserve(blocks, keys, KEYS, parts, 2, 0, NULL), KVD_STATUS_INPUT, "reserved: NULL");
     OK(kvd_reserve(blocks, keys, KEYS, parts, 2, KVD_RESERVE_STRICT, reserved));
     kvd_reserved *again[KEYS];
     OK(kvd_reserve(blocks, keys, KEYS, parts, 2, 0, again));
@@ -36,13 +36,13 @@ static void stored_and_loaded(kvd_namespace *blocks, const kvd_key *keys, const 
     KVD_INIT(&place);
     for (size_t i = 0; i < KEYS; i++) {
         CHECK(reserved[i] && !again[i]);
-        OK(kvd_reserved_look(reserved[i], &place));
+        OK(kvd_reserved_info(reserved[i], &place));
         CHECK(place.bytes == 2 * PART && memcmp(&place.key, &keys[i], sizeof keys[i]) == 0);
         placements[i] = (kvd_placement){place.placement, place.placement_len};
     }
     kvd_mover *mover, *reader;
-    REFUSED(kvd_mover_open("/nonexistent/socket", 0, 1, &mover), KVD_SYSTEM, "/nonexistent");
-    REFUSED(kvd_mover_open(socket, 257, 1, &mover), KVD_INPUT, "lanes: 257");
+    REFUSED(kvd_mover_open("/nonexistent/socket", 0, 1, &mover), KVD_STATUS_SYSTEM, "/nonexistent");
+    REFUSED(kvd_mover_open(socket, 257, 1, &mover), KVD_STATUS_INPUT, "lanes: 257");
     OK(kvd_mover_open(socket, 2, 1, &mover));
     OK(kvd_mover_open(socket, 0, 0, &reader));
     kvd_sum sums[KEYS][2], moved[KEYS];
@@ -50,22 +50,23 @@ static void stored_and_loaded(kvd_namespace *blocks, const kvd_key *keys, const 
     struct all all;
     kvd_job *job;
     REFUSED(kvd_mover_store(reader, placements, KEYS, part_of(&all, from, 0)->blocks, 0, &job),
-            KVD_INPUT, "write");
+            KVD_STATUS_INPUT, "write");
     REFUSED(kvd_mover_store(mover, placements, KEYS, part_of(&all, from, 0)->blocks, 2, &job),
-            KVD_INPUT, "part");
+            KVD_STATUS_INPUT, "part");
     for (uint32_t part = 0; part < 2; part++) {
         OK(kvd_mover_store(mover, placements, KEYS, part_of(&all, from, part)->blocks, part, &job));
-        REFUSED(kvd_job_wait(job, KVD_NONE, moved, outcomes, KEYS - 1), KVD_INPUT, "len: 2");
+        REFUSED(kvd_job_wait(job, KVD_NONE, moved, outcomes, KEYS - 1), KVD_STATUS_INPUT, "len: 2");
         OK(kvd_job_wait(job, KVD_NONE, moved, outcomes, KEYS));
         for (size_t i = 0; i < KEYS; i++) {
-            CHECK(outcomes[i] == KVD_DONE);
+            CHECK(outcomes[i] == KVD_OUTCOME_DONE);
             sums[i][part] = moved[i];
         }
         OK(kvd_job_free(job));
     }
     uint8_t stored[KEYS];
-    REFUSED(kvd_commit(reserved, KEYS, sums[0], 2 * KEYS - 1, stored), KVD_INPUT, "sums_len: 5");
-    REFUSED(kvd_commit(reserved, KEYS, sums[0], 2 * KEYS, NULL), KVD_INPUT, "stored: NULL");
+    REFUSED(kvd_commit(reserved, KEYS, sums[0], 2 * KEYS - 1, stored), KVD_STATUS_INPUT,
+            "sums_len: 5");
+    REFUSED(kvd_commit(reserved, KEYS, sums[0], 2 * KEYS, NULL), KVD_STATUS_INPUT, "stored: NULL");
     /* The last one is given back. */
     kvd_reserved *both[KEYS] = {reserved[0], NULL, reserved[1]};
     OK(kvd_commit(both, KEYS, sums[0], 4, stored));
@@ -73,11 +74,11 @@ static void stored_and_loaded(kvd_namespace *blocks, const kvd_key *keys, const 
     OK(kvd_abort(&reserved[2], 1));
 
     kvd_pinned *pins[KEYS];
-    REFUSED(kvd_pin(blocks, keys, KEYS, 2, pins), KVD_INPUT, "flags: 0x2");
+    REFUSED(kvd_pin(blocks, keys, KEYS, 2, pins), KVD_STATUS_INPUT, "flags: 0x2");
     OK(kvd_pin(blocks, keys, KEYS, KVD_PIN_PREFIX, pins));
     CHECK(pins[0] && pins[1] && !pins[2]);
     for (size_t i = 0; i < 2; i++) {
-        OK(kvd_pinned_look(pins[i], &place));
+        OK(kvd_pinned_info(pins[i], &place));
         CHECK(place.bytes == 2 * PART && strcmp(place.tier, "Cache") == 0);
         placements[i] = (kvd_placement){place.placement, place.placement_len};
     }
@@ -85,7 +86,7 @@ static void stored_and_loaded(kvd_namespace *blocks, const kvd_key *keys, const 
         OK(kvd_mover_load(reader, placements, 2, part_of(&all, into, part)->blocks, part, &job));
         OK(kvd_job_wait(job, KVD_NONE, NULL, outcomes, 2));
         OK(kvd_job_free(job));
-        CHECK(outcomes[0] == KVD_DONE && outcomes[1] == KVD_DONE);
+        CHECK(outcomes[0] == KVD_OUTCOME_DONE && outcomes[1] == KVD_OUTCOME_DONE);
     }
     CHECK(memcmp(from, into, 2 * sizeof from[0]) == 0);
     /* What is pinned stays, also where it is removed. */
@@ -103,7 +104,7 @@ static void stored_and_loaded(kvd_namespace *blocks, const kvd_key *keys, const 
 
     pid_t child = fork_beside_sleepers();
     if (child == 0) {
-        REFUSED(kvd_pinned_look(pins[0], &place), KVD_CLOSED, "forked");
+        REFUSED(kvd_pinned_info(pins[0], &place), KVD_STATUS_CLOSED, "forked");
         OK(kvd_mover_close(mover));
         _exit(0);
     }
@@ -137,7 +138,7 @@ int main(int count, char **words) {
     stored_and_loaded(blocks, keys, words[1]);
     OK(kvd_depot_close(depot));
     kvd_pinned *pins[KEYS];
-    REFUSED(kvd_pin(blocks, keys, KEYS, 0, pins), KVD_CLOSED, "closed");
+    REFUSED(kvd_pin(blocks, keys, KEYS, 0, pins), KVD_STATUS_CLOSED, "closed");
     OK(kvd_namespace_close(blocks));
     puts("done");
     return 0;

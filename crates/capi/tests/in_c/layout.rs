@@ -48,9 +48,9 @@ fn of_rust() -> Vec<String> {
             boundary_trim_tokens, boundary_align_tokens, write_budget_hour, write_budget_day,
             fixed_bytes, token_bytes, saves_prefixes, writes_whole
         }
-        policy::Due as "kvd_answer" { what, reason, save, tokens, base, bytes, declined }
+        policy::Due as "kvd_answer" { action, reason, save, tokens, base, bytes, declined }
         batch::Given as "kvd_request" { reserved, local, remote, offset, len }
-        engine::About as "kvd_remote_about" { len, lasts_ms, rights, way }
+        engine::About as "kvd_remote_about" { len, lasts_ms, rights, path }
         llama::About as "kvd_llama_about" {
             tokens, state_len, rest, rest_len, token_len, pieces_len, sequence, layers, transposed
         }
@@ -64,15 +64,15 @@ fn of_rust() -> Vec<String> {
     );
     for (name, number) in [
         ("KVD_VERSION", guard::VERSION),
-        ("KVD_BUG", guard::Status::Bug as u32),
-        ("KVD_NOT_WHOLE", guard::Status::NotWhole as u32),
-        ("KVD_ABORTED", guard::Status::Aborted as u32),
-        ("KVD_OTHER", task::Became::Other as u32),
-        ("KVD_UNWANTED", task::Became::Declined as u32),
+        ("KVD_STATUS_BUG", guard::Status::Bug as u32),
+        ("KVD_STATUS_NOT_WHOLE", guard::Status::NotWhole as u32),
+        ("KVD_STATUS_ABORTED", guard::Status::Aborted as u32),
+        ("KVD_OUTCOME_OTHER", task::Became::Other as u32),
+        ("KVD_OUTCOME_DECLINED", task::Became::Declined as u32),
         ("KVD_ID_LEN", save::ID_LEN as u32),
         ("KVD_GET_PREFIX", blocks::GET_PREFIX),
         ("KVD_GET_STAGED", blocks::GET_STAGED),
-        ("KVD_ENDED", batch::MOVED_LAST.into()),
+        ("KVD_TRANSFER_CLOSED", batch::MOVED_LAST.into()),
         ("KVD_DIGEST_LEN", digest::DIGEST_LEN as u32),
         ("KVD_PIN_PREFIX", two_phase::PIN_PREFIX),
         ("KVD_RESERVE_PREFIX", two_phase::RESERVE_PREFIX),
@@ -92,7 +92,7 @@ fn structs_lie_in_c_as_they_do_in_rust() {
     assert_eq!(said.lines().collect::<Vec<_>>(), of_rust());
 }
 
-/// Names of functions behind a word of a text.
+/// The names of functions after each `before` in a text.
 fn names(text: &str, before: &str) -> Vec<String> {
     let each = text.split(before).skip(1);
     let name = |rest: &str| {
@@ -109,12 +109,18 @@ fn names(text: &str, before: &str) -> Vec<String> {
 /// Names of the functions that the header declares.
 fn declared() -> Vec<String> {
     let header = std::fs::read_to_string(programs::root().join("include/kvdepot.h")).unwrap();
-    // Declarations stand behind a type, comments name functions without a parenthesis of theirs.
-    let prose = header
-        .replace("kvd_last_error() ", "")
-        .replace("kvd_version() ", "");
-    let declared = names(&prose, " kvd_").into_iter();
-    let mut declared: Vec<String> = declared.chain(names(&prose, " *kvd_")).collect();
+    // Comments name functions too, and have examples that call them.
+    let code: String = header
+        .split("/*")
+        .enumerate()
+        .map(|(at, text)| match (at, text.split_once("*/")) {
+            (0, _) => text,
+            (_, Some((_comment, code))) => code,
+            (_, None) => panic!("a comment does not end: {text}"),
+        })
+        .collect();
+    let declared = names(&code, " kvd_").into_iter();
+    let mut declared: Vec<String> = declared.chain(names(&code, " *kvd_")).collect();
     declared.sort();
     declared
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::programs::{Link, Program, answer, build};
+use crate::programs::{Link, Program, answer, build, build_with, root};
 
 const EXAMPLE: &str = "examples/conversation.c";
 
@@ -106,17 +106,49 @@ fn engines_leave_no_memory() {
     moves(Link::Sanitized);
 }
 
-/// A program that is given a directory of its own.
+/// Runs a program that is given a directory of its own.
 fn is_done(source: &str, name: &str) {
+    runs(|link| build(source, link), name);
+}
+
+fn runs(build: impl Fn(Link) -> Option<Program>, name: &str) {
     for link in [Link::Shared, Link::Sanitized] {
-        let Some(program) = build(source, link) else {
+        let Some(program) = build(link) else {
             return;
         };
         let directory = tempfile::tempdir().unwrap();
         let mut command = program.command();
         let said = answer(command.arg(directory.path().join(name)));
-        assert_eq!(said.trim(), "done");
+        assert_eq!(said.lines().last(), Some("done"), "{said}");
     }
+}
+
+/// The examples of the header's comments, and how many there are.
+fn examples() -> (String, usize) {
+    let header = std::fs::read_to_string(root().join("include/kvdepot.h")).unwrap();
+    let (mut code, mut count, mut is_example) = (String::new(), 0, false);
+    for line in header.lines() {
+        let begins = line.contains("Example: ");
+        count += usize::from(begins);
+        is_example = (is_example || begins) && !line.ends_with("*/");
+        if let Some(line) = line.strip_prefix(" *     ").filter(|_| is_example) {
+            code += line;
+            code += "\n";
+        }
+    }
+    (code, count)
+}
+
+#[test]
+fn each_group_of_the_header_has_an_example_that_runs() {
+    let header = std::fs::read_to_string(root().join("include/kvdepot.h")).unwrap();
+    let groups = header.lines().filter(|line| line.starts_with("/* ---- "));
+    let (code, count) = examples();
+    assert_eq!(groups.count(), count);
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("header_examples.h"), code).unwrap();
+    let build = |link| build_with("tests/c/header_examples.c", link, directory.path());
+    runs(build, "socket");
 }
 
 #[test]

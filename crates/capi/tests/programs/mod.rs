@@ -93,6 +93,16 @@ pub(crate) fn build(source: &str, link: Link) -> Option<Program> {
     build_in(&language, source, link)
 }
 
+/// Builds a program in C that includes files of a directory.
+pub(crate) fn build_with(source: &str, link: Link, include: &Path) -> Option<Program> {
+    let language = Language {
+        compiler: "gcc",
+        standard: "-std=c11",
+        beside: vec![format!("-I{}", include.display())],
+    };
+    build_in(&language, source, link)
+}
+
 /// Builds a program in C++, with other libraries too, where there is a compiler.
 pub(crate) fn build_cpp(source: &str, link: Link, beside: Vec<String>) -> Option<Program> {
     let language = Language {

@@ -57,13 +57,13 @@ pub(crate) struct Transfer {
 
 /// `200/5000`: megabytes, and how many pieces.
 fn batch(text: &str) -> Result<(u64, usize), String> {
-    let expected = || String::from("expected megabytes, a slash, and the number of pieces");
+    let expected = || String::from("expected MEGABYTES/PIECES, for example 256/1000");
     let (megabytes, chunks) = text.split_once('/').ok_or_else(expected)?;
     let megabytes = megabytes.parse::<u64>().map_err(|_| expected())?;
     let chunks = chunks.parse::<usize>().map_err(|_| expected())?;
     let fits = (1..=16_384).contains(&megabytes) && (1..=1_000_000).contains(&chunks);
     match fits && chunks as u64 <= megabytes * 1000 {
         true => Ok((megabytes, chunks)),
-        false => Err("expected at most 16384 MB, in pieces of 1000 bytes or more".into()),
+        false => Err("expected at most 16384 MB, and pieces of at least 1000 bytes".into()),
     }
 }

@@ -244,7 +244,7 @@ fn survey(
     interrupt.check()?;
     match survey.keys == keys {
         true => Ok(survey),
-        false => Err(Error::Bench("not every key was looked up".into())),
+        false => Err(Error::Bench("a key was not looked up".into())),
     }
 }
 

@@ -91,7 +91,7 @@ impl Plan {
             })
         };
         if let (true, Some(pages)) = (self.shapes().is_empty(), self.pages.iter().min()) {
-            let allowed = "what leaves pages of at least 4096 bytes in some --block";
+            let allowed = "a number that leaves pages of at least 4096 bytes in one --block";
             return refuse("--pages", *pages, allowed);
         }
         for (block, pages) in self.shapes() {
@@ -100,7 +100,7 @@ impl Plan {
                 return refuse("--block", block, allowed);
             }
             if block % pages != 0 {
-                return refuse("--pages", pages, "what divides every --block");
+                return refuse("--pages", pages, "a divisor of every --block");
             }
         }
         Ok(())

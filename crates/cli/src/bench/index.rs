@@ -67,7 +67,7 @@ pub(super) fn run(args: &Index, report: &mut Report<'_>) -> Result<(), Error> {
             let seconds = start.elapsed().as_secs_f64();
             if found != blocks {
                 return Err(Error::Bench(format!(
-                    "{found} of {blocks} blocks were found"
+                    "only {found} of {blocks} blocks were found"
                 )));
             }
             Ok(seconds)

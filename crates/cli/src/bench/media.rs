@@ -173,7 +173,7 @@ impl Store {
             let failed = task.wait(None)?.iter().filter(|ok| !**ok).count();
             if failed > 0 {
                 return Err(Error::Bench(format!(
-                    "{failed} of {count} blocks found no room"
+                    "{failed} of {count} blocks were not stored for lack of space"
                 )));
             }
             all.extend(keys);
@@ -187,10 +187,10 @@ impl Store {
         let locate = |pin: &Option<kvdepot_store::Pin>| {
             let pin = pin
                 .as_ref()
-                .ok_or_else(|| Error::Bench("a block is gone".into()))?;
+                .ok_or_else(|| Error::Bench("a block was evicted".into()))?;
             match self.mover.locate(&pin.placement(), 0)?[..] {
                 [(_, offset, _)] => Ok(offset),
-                _ => Err(Error::Bench("a block is in pieces".into())),
+                _ => Err(Error::Bench("a block is stored in several extents".into())),
             }
         };
         let offsets = pins.iter().map(locate).collect();
@@ -254,7 +254,7 @@ pub(super) fn check_blocks(
     Err(Error::Usage {
         field: "--blocks",
         value: blocks.to_string(),
-        allowed: format!("what fits into {dir}: {free} free; name another --dir"),
+        allowed: format!("a number that fits into {dir} ({free} free); use another --dir"),
     })
 }
 
@@ -270,7 +270,7 @@ pub(super) fn check_room(dir: &Path, size: usize, region: usize) -> Result<(), E
             field: "--size",
             value: kvdepot_store::config::size::show(size as u64),
             allowed: format!(
-                "what fits {what}: {} free",
+                "a size that fits {what}; free: {}",
                 kvdepot_store::config::size::show(allowed)
             ),
         })
@@ -285,7 +285,7 @@ pub(super) fn check_room(dir: &Path, size: usize, region: usize) -> Result<(), E
     if 2 * size as u64 + (256 << 20) > free {
         return refuse(
             free,
-            format!("into {} twice; name another --dir", dir.display()),
+            format!("into {} twice (or use another --dir)", dir.display()),
         );
     }
     Ok(())

@@ -99,7 +99,7 @@ impl Plan {
         if let Some(block) = self.blocks.iter().find(|block| **block > self.batch) {
             // Whichever was given is the one to change.
             if args.blocks.is_empty() && args.extent.size.is_some() {
-                let allowed = "at least 8MiB without --block: twice the largest";
+                let allowed = "at least 8MiB without --block (twice the largest block)";
                 return refuse("--size", self.size as u64, allowed);
             }
             return refuse(

@@ -56,7 +56,7 @@ impl Crew {
             let thread = std::thread::Builder::new()
                 .name(format!("plain-{number}"))
                 .spawn(run)
-                .map_err(Error::io("thread"))?;
+                .map_err(Error::io("cannot start a thread"))?;
             crew.jobs.push(jobs);
             crew.threads.push(thread);
         }
@@ -80,7 +80,7 @@ impl Crew {
             dst: dst.clone(),
             shares,
         });
-        let gone = |_| Error::Bench("a copying thread ended".into());
+        let gone = |_| Error::Bench("a copy thread ended early".into());
         for inbox in &self.jobs {
             inbox
                 .send(Arc::clone(&job))
@@ -106,7 +106,7 @@ impl Drop for Crew {
         self.jobs.clear();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
-                tracing::error!("a copying thread panicked");
+                tracing::error!("internal error: copy thread panicked");
             }
         }
     }

@@ -124,7 +124,7 @@ pub(super) fn run(args: &Reopen, program: &OsStr, report: &mut Report<'_>) -> Re
         let found = depot.opening();
         if found.blocks != blocks as u64 || found.created {
             return Err(Error::Bench(format!(
-                "{} of {blocks} blocks came back",
+                "only {} of {blocks} blocks were recovered",
                 found.blocks
             )));
         }
@@ -229,7 +229,7 @@ fn read_table(path: &Path, blocks: usize) -> Result<f64, Error> {
     let seconds = start.elapsed().as_secs_f64();
     if table.len() < blocks {
         return Err(Error::Bench(format!(
-            "{} of {blocks} records were read",
+            "only {} of {blocks} records were read",
             table.len()
         )));
     }

@@ -65,7 +65,7 @@ pub(super) fn run(args: &Scale, program: &OsStr, report: &mut Report<'_>) -> Res
         return Err(Error::Usage {
             field: "--blocks, --rounds",
             value: sizes.into_iter().min().unwrap_or(0).min(rounds).to_string(),
-            allowed: format!("from {} blocks, and a round", 2 * PAGE),
+            allowed: format!("at least {} blocks and 1 round", 2 * PAGE),
         });
     }
     let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
@@ -122,17 +122,17 @@ fn figures(
         .map_err(Error::io(program))?;
     // A Ctrl-C reaches the whole group.
     let said = child.stdout.take().map(std::io::read_to_string);
-    let ended = child.wait().map_err(Error::io("a process of ours"))?;
+    let ended = child.wait().map_err(Error::io("a benchmark process"))?;
     report.interrupt.check()?;
     let said = said
         .transpose()
-        .map_err(Error::io("a process of ours"))?
+        .map_err(Error::io("a benchmark process"))?
         .filter(|_| ended.success())
         .ok_or_else(|| Error::Bench(format!("the process for {task} ended early")))?;
     let lines = said.lines().map(serde_json::from_str);
     lines
         .collect::<Result<_, _>>()
-        .map_err(|error| Error::Bench(format!("the process for {task} said: {error}")))
+        .map_err(|error| Error::Bench(format!("unexpected output of the process for {task}: {error}")))
 }
 
 fn row(figure: &Value, blocks: usize, rounds: usize) -> Result<Row, Error> {
@@ -149,7 +149,7 @@ fn row(figure: &Value, blocks: usize, rounds: usize) -> Result<Row, Error> {
     ];
     let known = METRICS.iter().find(|(name, _)| figure["metric"] == *name);
     let (Some((metric, unit)), Some(value)) = (known, figure["value"].as_f64()) else {
-        return Err(Error::Bench(format!("{figure} is no figure")));
+        return Err(Error::Bench(format!("unexpected result {figure}")));
     };
     let mut case = figure["case"].clone();
     case["blocks"] = blocks.into();

@@ -63,7 +63,7 @@ pub(super) fn requests(path: Option<&Path>, quick: bool) -> Result<Requests, Err
 
 /// The requests of a file.
 pub(super) fn read(path: &Path) -> Result<Vec<Prompt>, Error> {
-    let file = BufReader::new(File::open(path).map_err(Error::io(path))?);
+    let file = BufReader::new(File::open(path).map_err(Error::unreadable("--trace", path))?);
     let mut prompts = Vec::new();
     for (index, line) in file.lines().enumerate() {
         let line = line.map_err(Error::io(path))?;
@@ -84,7 +84,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<Prompt>, Error> {
         return Err(Error::Usage {
             field: "--trace",
             value: path.display().to_string(),
-            allowed: "requests with blocks".into(),
+            allowed: "a file with at least one request that has blocks".into(),
         });
     }
     Ok(prompts)

@@ -124,7 +124,7 @@ fn processors() -> Check {
     match (limits::cpus_of_group(), limits::cpus_of_thread()) {
         (Ok(group), Ok(thread)) if thread < group => Check::ok(
             "processors",
-            format!("{group}, this process is pinned to {thread}; lanes use all"),
+            format!("{group} (this process is pinned to {thread}; copy threads use all)"),
         ),
         (Ok(group), _) => Check::ok("processors", group.to_string()),
         (Err(error), _) => Check::advice("processors", error.to_string(), "lanes defaults to 1"),
@@ -166,7 +166,7 @@ fn dax(devices: &Path) -> Vec<Check> {
     if names.is_empty() {
         return vec![Check::ok(
             "DAX",
-            "no devices; any file that can be mapped serves",
+            "no devices; Dax also accepts any file that can be mapped",
         )];
     }
     names
@@ -184,7 +184,8 @@ fn dax(devices: &Path) -> Vec<Check> {
             let driver = fs::read_link(device.join("driver")).unwrap_or_default();
             let driver = driver.file_name().unwrap_or_default().to_string_lossy();
             if driver == "kmem" {
-                let hint = "the system uses it as memory: daxctl reconfigure-device -m devdax";
+                let hint = "the system uses the device as memory; to use it for Dax: daxctl \
+                            reconfigure-device -m devdax";
                 return Check::advice("DAX", value, format!("{hint} {name}"));
             }
             let node = Path::new("/dev").join(&*name);
@@ -220,7 +221,7 @@ fn disks(devices: &Path) -> Vec<Check> {
             .parse()
             .unwrap_or(512);
         if sector > 4096 {
-            let hint = format!("its logical blocks have {sector} bytes: Nvme takes at most 4096");
+            let hint = format!("Nvme supports logical blocks of at most 4096 bytes; this device has {sector}");
             return Some(Check::advice("block device", value, hint));
         }
         match fs::File::options().read(true).write(true).open(&node) {
@@ -235,7 +236,7 @@ fn disks(devices: &Path) -> Vec<Check> {
     match found.is_empty() {
         true => vec![Check::ok(
             "block device",
-            "none that nobody uses; Nvme takes files as well",
+            "no unused device; Nvme also accepts files",
         )],
         false => found,
     }
@@ -257,9 +258,9 @@ fn huge_pages(folder: &Path, meminfo: &str, given: u64) -> Check {
         "always" | "advise" | "within_size" | "force"
     );
     let gets = match (given > 0, at_faults) {
-        (true, true) => "Cache and slab get them",
-        (true, false) => "the slab, and a Cache that is made resident at the start, get them",
-        (false, _) => "Cache and slab get none",
+        (true, true) => "used for Cache and the staging buffer",
+        (true, false) => "used for the staging buffer, and for a Cache that is allocated at startup",
+        (false, _) => "not used for Cache and the staging buffer",
     };
     let mut value = format!("memory {memory}, shared memory {shared}: {gets}");
     let number = |name: &str| {
@@ -268,17 +269,17 @@ fn huge_pages(folder: &Path, meminfo: &str, given: u64) -> Check {
     };
     if let Some(pool) = number("HugePages_Total:").filter(|pool| *pool > 0) {
         let pool = count(pool);
-        value += &format!("; {pool} pages are kept in a pool, which kvdepot does not use");
+        value += &format!("; {pool} pages are reserved in a pool that kvdepot does not use");
     }
     if given > 0 {
         return Check::ok("huge pages", value);
     }
     let setting = folder.join("shmem_enabled");
     let hint = if at_faults {
-        "memory is in pieces: free some, or restart; copies are slower without".to_owned()
+        "memory is fragmented: free some, or reboot; copies are slower without huge pages".to_owned()
     } else {
         let setting = setting.display();
-        format!("copies are slower without; root may: echo advise > {setting}")
+        format!("copies are slower without huge pages; to enable them as root: echo advise > {setting}")
     };
     Check::advice("huge pages", value, hint)
 }
@@ -304,13 +305,14 @@ fn shared_memory() -> Check {
 /// Whether this process has a ring of the kernel, by which `Nvme` and `Posix` read and write.
 fn ring() -> Check {
     match Hands::new(1).map(|hands| hands.refused().map(str::to_owned)) {
-        Ok(None) => Check::ok("io_uring", "Nvme and Posix read and write by it"),
+        Ok(None) => Check::ok("io_uring", "used by Nvme and Posix"),
         Ok(Some(why)) => {
-            let hint = "threads do it; allow io_uring_setup, io_uring_enter and io_uring_register \
-                        in the container, and set kernel.io_uring_disabled to 0";
+            let hint = "Nvme and Posix use threads instead; for io_uring, allow io_uring_setup, \
+                        io_uring_enter and io_uring_register in the container, and set \
+                        kernel.io_uring_disabled to 0";
             Check::advice("io_uring", why, hint)
         }
-        Err(error) => Check::advice("io_uring", error.to_string(), "Nvme and Posix need threads"),
+        Err(error) => Check::advice("io_uring", error.to_string(), "Nvme and Posix must be able to start threads"),
     }
 }
 
@@ -330,12 +332,12 @@ fn direct(path: &Path) -> Result<Check, Error> {
     Ok(match Dir::open(dir).and_then(|dir| dir.takes_direct()) {
         Ok(true) => Check::ok("direct I/O", format!("in {shown}")),
         Ok(false) => {
-            let value = format!("none in {shown}");
-            let hint = "Nvme and Posix go through the page cache there; direct: true is refused";
+            let value = format!("not supported in {shown}");
+            let hint = "Nvme and Posix use the page cache there; direct: true is an error";
             Check::advice("direct I/O", value, hint)
         }
         Err(error) => {
-            let hint = format!("Nvme and Posix make files there: give this user {shown}");
+            let hint = format!("Nvme and Posix create files there: give this user write access to {shown}");
             Check::warn("direct I/O", error.to_string(), hint)
         }
     })
@@ -350,7 +352,7 @@ fn disk_and_arena() -> Result<Vec<Check>, Error> {
     let path = match config.arena_path() {
         Ok(path) => path,
         Err(error) => {
-            let hint = "HOME or XDG_CACHE_HOME must name a directory of this user";
+            let hint = "set HOME or XDG_CACHE_HOME to a directory of this user";
             return Ok(vec![Check::warn("default arena", error.to_string(), hint)]);
         }
     };
@@ -358,7 +360,8 @@ fn disk_and_arena() -> Result<Vec<Check>, Error> {
     let free = limits::disk_free(&path)?;
     let value = format!("{} free for {shown}", bytes(free));
     let disk = if free < DISK_MIN && !path.exists() {
-        let hint = "the default arena takes 20 % of the free disk; name a dax.path elsewhere";
+        let hint = "the default arena takes 20 % of the free disk space; set dax.path to a file on \
+                    a larger file system";
         Check::advice("disk", value, hint)
     } else {
         Check::ok("disk", value)
@@ -367,12 +370,12 @@ fn disk_and_arena() -> Result<Vec<Check>, Error> {
     let would_open = Config::new("Dax", &json!({"socket": "off"}))?.check();
     if !path.exists() {
         if let Err(error) = would_open {
-            let hint = "the pipelines Dax and Cache|Dax start only with a dax.path elsewhere";
+            let hint = "to use the pipelines Dax and Cache|Dax, set dax.path to another location";
             let arena = Check::warn("default arena", error.to_string(), hint);
             return Ok(vec![disk, arena]);
         }
         let size = bytes(config.arena_capacity()?);
-        let arena = Check::ok("default arena", format!("none yet; would have {size}"));
+        let arena = Check::ok("default arena", format!("not created yet; its size would be {size}"));
         return Ok(vec![disk, arena]);
     }
     Ok(vec![disk, arena_at("default arena", &path, would_open)])
@@ -400,16 +403,17 @@ fn arena_at(
             let (live, of) = (bytes(summary.live_bytes), bytes(summary.capacity_bytes));
             let value = format!("{blocks}, {live} of {of}, owner: {}", summary.owner());
             if summary.damaged_records > 0 || !summary.damaged_superblocks.is_empty() {
-                let hint = format!("damaged records or superblocks: kvdepot verify {shown}");
+                let hint = format!("damaged records or superblocks; kvdepot verify {shown} lists them");
                 Check::warn(name, value, hint)
             } else if let Err(error) = would_open {
-                Check::warn(name, value, format!("a start fails: {error}"))
+                Check::warn(name, value, format!("a depot cannot open this arena: {error}"))
             } else {
                 Check::ok(name, value)
             }
         }
         Err(error) => {
-            let hint = format!("kvdepot rm {shown}, or format: true, starts anew");
+            let hint = format!("to create a new arena, run kvdepot rm {shown} or set format: true \
+                                (the content is lost)");
             Check::warn(name, error.to_string(), hint)
         }
     }
@@ -421,7 +425,7 @@ fn runtime() -> Check {
         Err(error) => Check::warn(
             "runtime directory",
             error.to_string(),
-            "other processes of this user attach there; set XDG_RUNTIME_DIR, or socket: PATH",
+            "sockets of depots are there; set XDG_RUNTIME_DIR or socket: PATH",
         ),
     }
 }
@@ -433,10 +437,10 @@ fn sockets() -> Option<Check> {
     let names: Vec<_> = names.map(|name| name.to_string_lossy()).collect();
     let value = match &names[..] {
         [] => return None,
-        [one] => format!("{one}: its owner was killed"),
-        [first, .., last] => format!("{first} … {last}: {} owners were killed", names.len()),
+        [one] => format!("{one}: its server was killed"),
+        [first, .., last] => format!("{first} … {last}: {} servers were killed", names.len()),
     };
-    let hint = "kvdepot rm --all removes them, and so does the next depot that opens";
+    let hint = "kvdepot rm --all removes them, as does the next depot that opens";
     Some(Check::advice("sockets", value, hint))
 }
 
@@ -457,8 +461,7 @@ fn orphans() -> Vec<Check> {
         let names = orphans_of(&Inspection::open(&path).ok()?);
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
         let hint = format!(
-            "processes of an earlier owner may still write, and nothing is stored before they \
-             end: {}",
+            "workers of an earlier owner may still write; nothing is stored until they exit: {}",
             names.join(", ")
         );
         (!names.is_empty()).then(|| Check::warn("orphans", path.display().to_string(), hint))
@@ -538,10 +541,10 @@ mod tests {
             huge_pages(root.path(), meminfo, given)
         };
         let all = with("always [advise] never\n", "HugePages_Total:       0\n", 4);
-        let text = "memory madvise, shared memory advise: Cache and slab get them";
+        let text = "memory madvise, shared memory advise: used for Cache and the staging buffer";
         assert_eq!((all.value.as_str(), all.hint), (text, None));
         let asked = with("always advise [never]\n", "HugePages_Total:      12\n", 4);
-        let resident = "the slab, and a Cache that is made resident at the start, get them";
+        let resident = "used for the staging buffer, and for a Cache that is allocated at startup";
         assert!(asked.value.contains(resident), "{}", asked.value);
         assert!(asked.value.contains("12 pages are kept"), "{}", asked.value);
         let denied = with("always advise never [deny]\n", "", 0);

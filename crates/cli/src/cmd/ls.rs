@@ -42,13 +42,13 @@ pub(crate) fn run(args: &Ls, output: &mut Output) -> Result<i32, Error> {
     if let Some(last) = limit.checked_sub(1).filter(|_| is_cut) {
         cut(limit, blocks.len() as u64, "block", output)?;
         let at = blocks[last].record.sequence;
-        note(&format!("hint: --before {at} lists them"));
+        note(&format!("hint: --before {at} lists the next ones"));
     }
     if !damaged.is_empty() {
         let path = inspection.path().display();
         output.flush()?;
         note(&format!(
-            "{}: as if empty\nhint: kvdepot verify {path} names what is damaged",
+            "{} ignored\nhint: kvdepot verify {path} lists the damage",
             some(damaged.len() as u64, "damaged record")
         ));
     }

@@ -105,7 +105,7 @@ pub(crate) fn cut(limit: usize, of: u64, noun: &str, output: &mut Output) -> Res
     if of > limit as u64 {
         output.flush()?;
         let (limit, of) = (count(limit as u64), some(of, noun));
-        note(&format!("{limit} of {of}: --limit leaves out the others"));
+        note(&format!("{limit} of {of} shown (--limit)"));
     }
     Ok(())
 }
@@ -128,7 +128,7 @@ pub(crate) fn only(
             let names: Vec<String> = several.iter().map(ToString::to_string).collect();
             let names = names.join(", ");
             Err(refused(format!(
-                "digits that only one of {names} begins with"
+                "a prefix that matches only one of {names}"
             )))
         }
     }

@@ -26,7 +26,7 @@ pub(super) fn read(
             ));
         };
         if let Some(beside) = beside(name).filter(|beside| beside != value) {
-            let allowed = format!("the {name} once: {beside} is given beside it");
+            let allowed = format!("{name} only once; {beside} is given as an argument");
             return Err(refused("--option", option, &allowed));
         }
         set(&mut given, name, value_of(name, value));
@@ -35,7 +35,10 @@ pub(super) fn read(
         set(&mut given, "pipeline", pipeline.into());
     }
     Ok(match file {
-        Some(path) => read_below(path, given)?,
+        Some(path) => read_below(path, given).map_err(|error| match error {
+            kvdepot_store::Error::Io { source, .. } => Error::unreadable("--config", path)(source),
+            other => other.into(),
+        })?,
         None => given,
     })
 }

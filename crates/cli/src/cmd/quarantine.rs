@@ -67,7 +67,7 @@ fn list(found: &[Entry], output: &mut Output) -> Result<i32, Error> {
             namespace.clone(),
             said.since.map_or_else(|| "-".into(), utc),
             said.engine.clone().unwrap_or_else(|| "-".into()),
-            one_line(said.reason.as_deref().unwrap_or("not known")),
+            one_line(said.reason.as_deref().unwrap_or("unknown")),
         ]);
     }
     output.table(&table)?;
@@ -84,8 +84,8 @@ fn release(found: &[Entry], digits: &str, all: bool, output: &mut Output) -> Res
             field: "DIGEST",
             value: digits,
             allowed: match names.as_slice() {
-                [] => "none, as no namespace is in quarantine".into(),
-                names => format!("digits that only one of {} begins with", names.join(", ")),
+                [] => "no DIGEST, because no namespace is in quarantine".into(),
+                names => format!("a prefix that matches only one of {}", names.join(", ")),
             },
         });
     }

@@ -87,7 +87,7 @@ fn report(item: Removed, output: &mut Output) -> Result<(), Error> {
             Some(rest) => format!("kept {} {path}{rest}", item.kind),
             None => format!("kept {} {path}: {reason}", item.kind),
         },
-        (Some(blocks), None) => format!("removed {}, {bytes}, of {path}", some(blocks, "block")),
+        (Some(blocks), None) => format!("removed {}, {bytes}, from {path}", some(blocks, "block")),
         (None, None) => format!("removed {} {path}, {bytes}", item.kind),
     })
 }
@@ -110,7 +110,7 @@ fn remove_served(args: &Rm, socket: &Path, output: &mut Output) -> Result<i32, E
 fn end(missing: bool, output: &mut Output) -> Result<i32, Error> {
     if missing {
         output.flush()?;
-        note("not every key had a block");
+        note("some keys had no block");
     }
     Ok(if missing {
         crate::status::PROBLEMS
@@ -193,7 +193,7 @@ fn remove_all(yes: bool, output: &mut Output) -> Result<i32, Error> {
         for item in &found {
             note(&format!("{} {}", item.kind.name(), item.path.display()));
         }
-        if !confirmed("remove all of it?")? {
+        if !confirmed("remove all of these?")? {
             return Err(Error::Unconfirmed);
         }
     }

@@ -81,7 +81,7 @@ fn config(args: &Serve) -> Result<Config, Error> {
                 return Err(refused(
                     "socket",
                     &given.to_string(),
-                    "the path to listen at",
+                    "the path of the socket to listen on",
                 ));
             }
             Some(path) => path.into(),
@@ -119,6 +119,6 @@ fn notify(state: &str) {
     let sent = address
         .and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
     if let Err(error) = sent {
-        tracing::warn!(%error, name, "the service manager could not be told");
+        tracing::warn!(%error, name, "cannot notify the service manager");
     }
 }

@@ -27,7 +27,7 @@ pub(crate) fn connect(socket: &Path) -> Result<Depot, Error> {
         return Err(Error::Usage {
             field: "PATH",
             value: "unix:".into(),
-            allowed: "unix: and the path of a socket behind it".into(),
+            allowed: "unix: followed by the path of a socket".into(),
         });
     }
     Ok(kvdepot_service::connect_within(socket, Some(1), None)?)
@@ -88,8 +88,9 @@ pub(crate) fn live(output: &mut Output) -> Result<i32, Error> {
         found.iter().try_for_each(|live| output.object(live))?;
     } else if found.is_empty() {
         note(
-            "no depot is open whose socket is in this user's runtime directory, or is named after \
-             kvdepot\nhint: kvdepot ls PATH reads an arena, kvdepot stat the default one",
+            "no running depot found among the sockets in this user's runtime directory or with \
+             kvdepot in their name\nhint: kvdepot ls PATH lists an arena, kvdepot stat shows the \
+             default arena",
         );
     } else {
         let mut table = Table::new(&["depot", ">blocks", ">size", "tiers"]);
@@ -148,11 +149,12 @@ struct Block {
 
 /// `ls unix:SOCKET`.
 pub(crate) fn ls(args: &Ls, socket: &Path, output: &mut Output) -> Result<i32, Error> {
-    if args.before.is_some() {
+    if let Some(before) = args.before {
         return Err(Error::Usage {
             field: "--before",
-            value: "with a socket".into(),
-            allowed: "the path of an arena: a depot lists its blocks in no order".into(),
+            value: before.to_string(),
+            allowed: "this option only with the path of an arena (a running depot lists its blocks \
+                      in no order)".into(),
         });
     }
     let depot = connect(socket)?;
@@ -271,7 +273,7 @@ pub(crate) fn stat(args: &Stat, socket: &Path, output: &mut Output) -> Result<i3
             );
         }
         row("missed", count(stats.missed_blocks));
-        row("waiting", bytes(stats.write_back_bytes));
+        row("write-back", bytes(stats.write_back_bytes));
         output.table(&table)?;
     }
     depot.close();

@@ -107,8 +107,8 @@ fn perform(
             let all = Sessions::all(depot, salt)?;
             let session = session.as_deref().ok_or_else(|| Error::Usage {
                 field: "SESSION",
-                value: "nothing".into(),
-                allowed: "digits of a session's name, but for a file of one".into(),
+                value: "missing".into(),
+                allowed: "a session ID, or a unique prefix of it".into(),
             })?;
             let (sessions, id) = find(&all, session)?;
             show(sessions, id, output)
@@ -119,7 +119,7 @@ fn perform(
                 Some(session) => vec![find(&all, session)?],
                 None => all.iter().flat_map(of_all).collect(),
             };
-            say_none(wanted.len(), "no session is in this depot", output);
+            say_none(wanted.len(), "no sessions in this depot", output);
             verify(&wanted, interrupt, output)
         }
         SessionCommand::Rm { session, .. } => {
@@ -175,7 +175,7 @@ fn refuse_absent(all: &Value) -> Result<(), Error> {
             return Err(options::refused(
                 "--option",
                 &format!("{section}.path={path}"),
-                "the path of a depot that is there",
+                "the path of an existing depot",
             ));
         }
     }
@@ -241,7 +241,7 @@ fn find<'a>(all: &'a [Sessions], digits: &str) -> Result<(&'a Sessions, Id), Err
         (Some(_), Some(_)) => Err(Error::Usage {
             field: "SESSION",
             value: digits.to_owned(),
-            allowed: "digits that only one session's name begins with".into(),
+            allowed: "a prefix that matches only one session ID".into(),
         }),
     }
 }
@@ -262,7 +262,7 @@ fn ls(all: &[Sessions], output: &mut Output) -> Result<i32, Error> {
         return Ok(crate::status::OK);
     }
     let rows: Vec<Row<'_>> = rows.collect();
-    say_none(rows.len(), "no session is in this depot", output);
+    say_none(rows.len(), "no sessions in this depot", output);
     output.table(&session_table(rows.into_iter()))?;
     Ok(crate::status::OK)
 }
@@ -282,7 +282,7 @@ fn session_table<'a>(rows: impl Iterator<Item = Row<'a>>) -> Table {
     ];
     let mut table = Table::new(&head);
     for row in rows {
-        let said = if row.bad { "not whole" } else { row.note };
+        let said = if row.bad { "incomplete" } else { row.note };
         table.row([
             row.session[..16].to_owned(),
             one_line(row.model),
@@ -371,7 +371,7 @@ fn shown_lines(shown: Shown<'_>, output: &mut Output) -> Result<i32, Error> {
         .map_or_else(String::new, |name| format!(", weights {name}"));
     let room = match shown.context_tokens {
         0 => String::new(),
-        tokens => format!(" of {} that there is room for", count(tokens.into())),
+        tokens => format!(" of {} (context size)", count(tokens.into())),
     };
     let lines = [
         format!("session {}", shown.row.session),
@@ -439,7 +439,7 @@ fn verify(
 fn all_whole(bad: u64, output: &mut Output) -> Result<i32, Error> {
     output.flush()?;
     if bad > 0 {
-        note(&format!("{} not whole", some(bad, "session")));
+        note(&format!("{} incomplete", some(bad, "session")));
         return Ok(crate::status::PROBLEMS);
     }
     Ok(crate::status::OK)
@@ -450,8 +450,8 @@ fn verdict(looked: &Looked<'_>, output: &mut Output) -> Result<(), Error> {
         return output.object(looked);
     }
     let verdict = match looked.missing.is_empty() {
-        true => "whole".to_owned(),
-        false => format!("not there, or not sound: {}", looked.missing.join(", ")),
+        true => "complete".to_owned(),
+        false => format!("missing or corrupt: {}", looked.missing.join(", ")),
     };
     let (name, size) = (&looked.session, bytes(looked.bytes));
     let blocks = some(looked.blocks, "block");
@@ -488,14 +488,14 @@ fn bring(
 ) -> Result<Imported, Error> {
     let mut magic = Vec::new();
     let read = std::fs::File::open(file).and_then(|file| file.take(3).read_to_end(&mut magic));
-    read.map_err(Error::io(file))?;
+    read.map_err(Error::unreadable("FILE", file))?;
     if magic == ds4::MAGIC {
         let mut opened = std::fs::File::open(file).map_err(Error::io(file))?;
         let parts = ds4::parse(&mut opened).map_err(|error| malformed(file, &error))?;
         let weights = weights.ok_or_else(|| Error::Usage {
             field: "--weights",
-            value: "nothing".into(),
-            allowed: "a text that names the weights which ds4's files are of".into(),
+            value: "missing".into(),
+            allowed: "text that identifies the weights of ds4 files".into(),
         })?;
         let spec = NamespaceSpec {
             model: format!("ds4 {}", parts.head.model),
@@ -512,7 +512,7 @@ fn bring(
         return Err(Error::Usage {
             field: "--weights",
             value: weights.to_owned(),
-            allowed: "with files of ds4: a session that was exported says what it is of".into(),
+            allowed: "this option only for ds4 files; an exported session contains this information".into(),
         });
     }
     let manifest = look(file)?;

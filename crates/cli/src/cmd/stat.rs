@@ -141,7 +141,7 @@ impl Summary {
     pub(crate) fn owner(&self) -> String {
         match (&self.owner, self.owned) {
             (None, false) => "none".into(),
-            (None, true) => "a process that has not written its name yet".into(),
+            (None, true) => "a process that has not recorded its ID yet".into(),
             (Some(owner), false) => {
                 format!("none (last: process {} on {})", owner.pid, owner.host)
             }
@@ -150,7 +150,7 @@ impl Summary {
                     Some(true) => "running",
                     // The lock is held, so somebody lives: in another pid namespace, or a
                     // successor that has not written its name yet.
-                    Some(false) => "running, not visible from here",
+                    Some(false) => "running, not visible from this process",
                     None => "on another host",
                 };
                 format!("process {} on {}, {state}", owner.pid, owner.host)
@@ -161,7 +161,7 @@ impl Summary {
 
 /// What is said of a superblock that does not verify.
 pub(crate) fn dead_superblock(at: u64) -> String {
-    format!("the copy at {at} is damaged: the other counts, and the next owner writes it anew")
+    format!("the copy at {at} is damaged; the other copy is used, and the next owner repairs this one")
 }
 
 pub(crate) fn run(args: &Stat, output: &mut Output) -> Result<i32, Error> {
@@ -176,7 +176,7 @@ pub(crate) fn run(args: &Stat, output: &mut Output) -> Result<i32, Error> {
                 return Err(Error::Usage {
                     field: "--metrics",
                     value: inspection.path().display().to_string(),
-                    allowed: "a depot that a process has open, with a socket".into(),
+                    allowed: "the arena of a running depot that has a socket".into(),
                 });
             }
         };
@@ -220,7 +220,7 @@ pub(crate) fn run(args: &Stat, output: &mut Output) -> Result<i32, Error> {
         row("socket", owner.socket.clone());
     }
     if let Some(orphans) = summary.orphans() {
-        let says = "may still write for an earlier owner; nothing is stored before they end";
+        let says = "may still write for an earlier owner; nothing is stored until they exit";
         row("orphans", format!("{orphans}: {says}"));
     }
     row("generation", count(summary.generation));

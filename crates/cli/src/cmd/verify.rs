@@ -53,7 +53,8 @@ pub(crate) fn run(args: &Verify, output: &mut Output) -> Result<i32, Error> {
         return files::run((&files, named), args, output);
     }
     if let Some(path) = &args.mac_key_file {
-        let allowed = "a directory of the tier Posix, or one block's file: arenas have no MACs";
+        let allowed = "this option only for a directory of the tier Posix or the file of a block \
+                       (arenas have no MACs)";
         return Err(kvdepot_store::Error::config("mac_key_file", path.display(), allowed).into());
     }
     let interrupt = Interrupt::catch()?;
@@ -153,8 +154,8 @@ fn print(
     }
     for slot in &totals.damaged_records {
         output.line(&format!(
-            "damaged record: slot {slot} (torn by a crash, or rotted; it counts as empty, and the \
-             next owner makes it so)"
+            "damaged record: slot {slot} (torn by a crash, or corrupt; it counts as empty, and the \
+             next owner clears it)"
         ))?;
     }
     for at in &totals.damaged_superblocks {
@@ -163,7 +164,7 @@ fn print(
     if totals.truncated_bytes > 0 {
         let lost = bytes(totals.truncated_bytes);
         output.line(&format!(
-            "truncated: {lost} are gone from its end, and the blocks there with them"
+            "truncated: {lost} are missing at the end, with the blocks stored there"
         ))?;
     }
     let mut line = format!(
@@ -176,7 +177,7 @@ fn print(
         some(totals.damaged_records.len() as u64, "damaged record"),
     );
     if totals.changed > 0 {
-        line += &format!(", {} changed meanwhile", count(totals.changed));
+        line += &format!(", {} changed during the check", count(totals.changed));
     }
     output.line(&line)
 }

@@ -252,7 +252,7 @@ fn bench_files_says_how_much_room_it_needs() {
         (["--size", "1024TiB", "--block", "64KiB"], " needed, "),
         (
             ["--size", "1MiB", "--block", "1MiB"],
-            "at least 2 MiB: two blocks",
+            "at least 2 MiB (two blocks)",
         ),
         (["--rounds", "0", "--block", "64KiB"], "--rounds"),
         (["--size", "1MiB", "--block", "1000"], "a multiple of 4096"),

@@ -145,7 +145,7 @@ fn spaces(pid: u32) -> Vec<String> {
 /// Why a command has no namespaces to measure between, where that is no fault of its own.
 fn why_not(stderr: &str) -> Option<&str> {
     let said = stderr.split("--where veth: ").nth(1)?;
-    let reasons = ["made by root", "there is no ip", "not permitted"];
+    let reasons = ["only root", "is not installed", "not permitted"];
     let is_reason = reasons.iter().any(|reason| said.contains(reason));
     is_reason.then(|| said.trim())
 }

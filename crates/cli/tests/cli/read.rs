@@ -95,11 +95,11 @@ fn ls_filters_and_limits() {
     assert_eq!(ran.stdout.lines().count(), 2, "{}", ran.stdout);
     assert_eq!(
         ran.stderr,
-        "1 of 2 namespaces: --limit leaves out the others\n"
+        "1 of 2 namespaces shown (--limit)\n"
     );
     let ran = home.run(&["ls", path, "--blocks", "--limit", "6"]);
     let (says, hint) = ran.stderr.split_once('\n').unwrap();
-    assert_eq!(says, "6 of 7 blocks: --limit leaves out the others");
+    assert_eq!(says, "6 of 7 blocks shown (--limit)");
     let before = hint.split(' ').nth(2).unwrap();
     let (_, rest) = home.json(&["ls", path, "--blocks", "--before", before]);
     assert_eq!(rest.len(), 1, "{hint}");
@@ -114,7 +114,7 @@ fn without_a_path_the_default_arena_is_read() {
     let ran = home.run(&["stat"]);
     assert_eq!(ran.status, 2);
     assert!(
-        ran.stderr.contains("arena.kvd: there is no arena"),
+        ran.stderr.contains("arena.kvd: no arena found"),
         "{}",
         ran.stderr
     );
@@ -145,11 +145,11 @@ fn what_is_no_arena_is_an_error_with_its_path() {
     for command in ["ls", "stat", "verify"] {
         for (path, says) in [
             (path.clone(), "not a kvdepot arena"),
-            (home.path("absent"), "there is no arena"),
+            (home.path("absent"), "no arena found"),
             (home.dir.path().into(), "directory"),
-            (empty.clone(), "it is empty, and no arena"),
-            (note.clone(), "it has 4 B, and is no arena\n"),
-            ("/proc/self/mem".into(), "the kernel makes up"),
+            (empty.clone(), "it is empty; it is not a kvdepot arena"),
+            (note.clone(), "it is too small (4 B) to be a kvdepot arena\n"),
+            ("/proc/self/mem".into(), "a virtual file of the kernel"),
         ] {
             let path = path.to_str().unwrap();
             let ran = home.run(&[command, path]);

@@ -236,7 +236,7 @@ fn a_socket_is_listed_by_its_whole_path_wherever_it_was_named_from() {
     let mut command = home.command(&["serve", "Cache", "--socket", "./a.sock"]);
     let ran = Ran::of(command.current_dir(&deep).output().unwrap());
     let len = deep.join("a.sock").as_os_str().len();
-    let says = format!("at most 107 bytes from the root on (a limit of Unix sockets), not {len}");
+    let says = format!("at most 107 bytes (limit of Unix sockets); this path has {len}");
     assert!(ran.stderr.contains(&says), "{}", ran.stderr);
     assert_eq!(service.end(), 0);
 }
@@ -291,7 +291,7 @@ fn a_live_depot_is_listed_described_and_cleared_by_digest() {
     // Else it has named those of other tests, and of others on this machine.
     if none.stdout.is_empty() {
         assert_eq!(none.status, 0);
-        assert!(none.stderr.contains("no depot is open"), "{}", none.stderr);
+        assert!(none.stderr.contains("no running depot found"), "{}", none.stderr);
     }
     let path = home.path("arena");
     let dax = format!("dax.path={}", path.display());
@@ -376,7 +376,7 @@ fn a_live_depot_is_listed_described_and_cleared_by_digest() {
         (&["verify", &at][..], "allowed: an arena"),
         (&["rm", &at], "allowed: an arena"),
         (&["ls", "unix:/none"], "/none"),
-        (&["ls", "unix:"], "the path of a socket behind it"),
+        (&["ls", "unix:"], "followed by the path of a socket"),
         (&["ls", &service.socket], &help),
         (&["stat", &service.socket], &help),
     ] {
@@ -444,7 +444,7 @@ fn serve_names_what_is_wrong_and_who_owns_the_arena() {
         (&["serve", "-o", "nonsense"], "NAME=VALUE"),
         (&["serve", "-o", "=nonsense"], "NAME=VALUE"),
         (&["serve", "--socket", "unix:a.sock"], "without unix:"),
-        (&["serve", "-o", "socket=off"], "the path to listen at"),
+        (&["serve", "-o", "socket=off"], "the path of the socket to listen on"),
         (&["serve", "Cache", "-o", "pipeline=Dax"], "Cache is given"),
         (
             &["serve", "--socket", "./a", "-o", "socket=./b"],
@@ -505,9 +505,9 @@ fn what_owners_that_were_killed_leave_is_named_and_removed() {
         drop(services);
     };
     killed(1);
-    assert_eq!(doctor().unwrap(), "a.sock: its owner was killed");
+    assert_eq!(doctor().unwrap(), "a.sock: its server was killed");
     killed(3);
-    assert!(doctor().unwrap().contains("3 owners were killed"));
+    assert!(doctor().unwrap().contains("3 servers were killed"));
     assert_eq!(sockets(&home).len(), 4);
     // The living one is kept, and says so.
     let removed = home.run(&["rm", "--all", "--yes"]);
@@ -524,7 +524,7 @@ fn what_owners_that_were_killed_leave_is_named_and_removed() {
     let refused = home.run(&["serve", "Cache", "--socket", socket.to_str().unwrap()]);
     assert_eq!(refused.status, 2);
     assert!(
-        refused.stderr.contains("a path where nobody listens"),
+        refused.stderr.contains("a path on which no other server listens"),
         "{}",
         refused.stderr
     );

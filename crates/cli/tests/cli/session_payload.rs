@@ -225,7 +225,7 @@ fn what_cannot_be_is_refused_by_its_name() {
     let rows = home.path("rows");
     let odd = home.path("odd");
     fs::write(&odd, [1; 7]).unwrap();
-    for (tokens, reason) in [(&odd, "four bytes"), (&rows, "as many bytes for each")] {
+    for (tokens, reason) in [(&odd, "4-byte"), (&rows, "a size that is a multiple of")] {
         let files = [
             "--tokens",
             tokens.to_str().unwrap(),
@@ -267,7 +267,7 @@ fn what_cannot_be_is_refused_by_its_name() {
     let ran = session(&home, "restore", &[&id, "--rows", "run"]);
     assert!(ran.stderr.contains("--rows: run"), "{}", ran.stderr);
     let ran = session(&home, "restore", &["--tokens", "odd", "--rows", "out"]);
-    assert!(ran.stderr.contains("four bytes"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("4-byte"), "{}", ran.stderr);
 }
 
 #[test]

@@ -139,7 +139,7 @@ impl Targets {
 fn each_command_takes_what_its_help_names_and_refuses_all_else_with_what_is_allowed() {
     let all = Targets::new();
     let arena = "an arena (a file, a DAX or a block device)";
-    let socket = "unix:SOCKET, a depot that a process has open";
+    let socket = "unix:SOCKET (a running depot)";
     let directory = "a directory of the tier Posix";
     let (zero, yes) = (key(0).to_string(), ["--yes"]);
     let by_key = ["--key", zero.as_str()];
@@ -177,7 +177,7 @@ fn each_command_takes_what_its_help_names_and_refuses_all_else_with_what_is_allo
         .into_iter()
         .filter(|kind| *kind != "unix:SOCKET")
         .collect();
-    all.check((&["doctor"], &[]), &paths, &["a path of this machine"]);
+    all.check((&["doctor"], &[]), &paths, &["a path on this machine"]);
 
     // All of these would serve, but for what a pipeline needs.
     all.check(
@@ -201,11 +201,11 @@ fn each_command_takes_what_its_help_names_and_refuses_all_else_with_what_is_allo
         "an empty directory",
     ];
     let names = [
-        "a pipeline of tiers",
+        "a pipeline, such as",
         socket,
         directory,
-        "a session's file",
-        "a directory of such",
+        "a session file",
+        "a directory of session files",
     ];
     for command in ["ls", "verify"] {
         all.check(
@@ -255,7 +255,7 @@ fn a_depot_is_named_by_its_directory_in_each_command_about_sessions() {
     run(&["rm", kv, &id]);
     let none = run(&["ls", kv]);
     assert!(
-        none.stderr.contains("no session is in this depot"),
+        none.stderr.contains("no sessions in this depot"),
         "{}",
         none.stderr
     );
@@ -299,7 +299,7 @@ fn a_depot_is_named_by_its_directory_in_each_command_about_sessions() {
         assert!(
             empty
                 .stderr
-                .contains("is not the directory of a tier Posix"),
+                .contains("is not a directory of the tier Posix"),
             "{}",
             empty.stderr
         );

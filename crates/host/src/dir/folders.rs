@@ -17,17 +17,17 @@ const TMPFS: FsWord = 0x0102_1994;
 /// A folder is its user's alone, as the files in it are.
 const PRIVATE: Mode = Mode::RWXU;
 
-/// A regular file, as its file system tells.
+/// Metadata of a regular file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Seen {
-    /// Its number there.
+    /// Inode number in its file system.
     pub inode: u64,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// When it was changed, or marked as used: nanoseconds by the file system's clock.
+    /// Time of the last change or of the last use mark, in nanoseconds of the file system's clock.
     pub changed: i128,
-    /// Whose it is.
+    /// User ID of the owner.
     pub owner: u32,
 }
 
@@ -42,13 +42,13 @@ impl Seen {
         })
     }
 
-    /// What an open file is; `None` for anything that is no regular file.
+    /// Returns the metadata of an open file, or `None` if it is not a regular file.
     ///
     /// # Errors
     ///
-    /// [`Error::Os`] when the system refuses to tell.
+    /// [`Error::Os`] if the system call fails.
     pub fn of(fd: impl AsFd) -> Result<Option<Seen>> {
-        let stat = rustix::fs::fstat(fd).map_err(Error::os("look at a file"))?;
+        let stat = rustix::fs::fstat(fd).map_err(Error::os("examine a file"))?;
         Ok(Seen::new(&stat))
     }
 }
@@ -61,7 +61,7 @@ fn changed(stat: &Stat) -> i128 {
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when the system refuses.
+/// [`Error::Os`] if the system call fails.
 pub fn mark_used(fd: impl AsFd) -> Result<()> {
     let (now, same) = (rustix::fs::UTIME_NOW, rustix::fs::UTIME_OMIT);
     let at = |tv_nsec| rustix::fs::Timespec { tv_sec: 0, tv_nsec };
@@ -69,16 +69,16 @@ pub fn mark_used(fd: impl AsFd) -> Result<()> {
         last_access: at(same),
         last_modification: at(now),
     };
-    rustix::fs::futimens(fd, &times).map_err(Error::os("mark a file as used"))
+    rustix::fs::futimens(fd, &times).map_err(Error::os("set the access time of a file"))
 }
 
-/// Marks an open file as used at that time, in nanoseconds since 1970.
+/// Marks an open file as used at the time `nanos`, in nanoseconds since 1970.
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when the system refuses, as it does for files of others.
+/// [`Error::Os`] if the system call fails, for example because the file belongs to another user.
 pub fn mark_used_at(fd: impl AsFd, nanos: i64) -> Result<()> {
-    rustix::fs::futimens(fd, &used_at(nanos)).map_err(Error::os("mark a file as used"))
+    rustix::fs::futimens(fd, &used_at(nanos)).map_err(Error::os("set the access time of a file"))
 }
 
 fn used_at(nanos: i64) -> rustix::fs::Timestamps {
@@ -94,13 +94,16 @@ fn used_at(nanos: i64) -> rustix::fs::Timestamps {
     }
 }
 
-/// Notes a few bytes beside an open file, in an attribute of its own; false where the file system
-/// keeps none.
+/// Stores a few bytes in the extended attribute `name` of an open file.
+///
+/// Returns false if the file system does not store them.
 pub fn annotate(fd: impl AsFd, name: &str, bytes: &[u8]) -> bool {
     rustix::fs::fsetxattr(fd, name, bytes, rustix::fs::XattrFlags::empty()).is_ok()
 }
 
-/// What [`annotate`] has noted; `None` where there is nothing, or not so many bytes.
+/// Returns the bytes that [`annotate`] stored in the attribute `name`.
+///
+/// Returns `None` if there is no such attribute, or if it does not have exactly `LEN` bytes.
 pub fn annotation<const LEN: usize>(fd: impl AsFd, name: &str) -> Option<[u8; LEN]> {
     let mut bytes = [0; LEN];
     match rustix::fs::fgetxattr(fd, name, &mut bytes[..]) {
@@ -110,27 +113,27 @@ pub fn annotation<const LEN: usize>(fd: impl AsFd, name: &str) -> Option<[u8; LE
 }
 
 impl Dir {
-    /// A folder of this name; `None` where nothing has it.
+    /// Opens the folder `name`. Returns `None` if nothing has this name.
     ///
     /// # Errors
     ///
-    /// [`Error::Input`] for what is no plain name; [`Error::Os`] for a link or another thing that
-    /// is no folder, and when the system refuses.
+    /// [`Error::Input`] if `name` is not a plain name. [`Error::Os`] if it is a link or not a
+    /// folder, and if a system call fails.
     pub fn folder(&self, name: &str) -> Result<Option<Dir>> {
         check(name)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match retry_on_intr(|| rustix::fs::openat(&self.fd, name, flags, Mode::empty())) {
             Ok(fd) => Ok(Some(Dir { fd })),
             Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(Error::os("open a folder")(errno)),
+            Err(errno) => Err(Error::os("open a directory")(errno)),
         }
     }
 
-    /// The same, which is made where there is none.
+    /// Opens the folder `name` and creates it if it does not exist.
     ///
     /// # Errors
     ///
-    /// As [`Dir::folder`].
+    /// The errors of [`Dir::folder`].
     pub fn make_folder(&self, name: &str) -> Result<Dir> {
         loop {
             if let Some(folder) = self.folder(name)? {
@@ -139,18 +142,19 @@ impl Dir {
             match rustix::fs::mkdirat(&self.fd, name, PRIVATE) {
                 // Somebody else has made it meanwhile, or will have removed it before it is opened.
                 Ok(()) | Err(Errno::EXIST) => {}
-                Err(errno) => return Err(Error::os("make a folder")(errno)),
+                Err(errno) => return Err(Error::os("create a directory")(errno)),
             }
         }
     }
 
-    /// A new file of this name, mode 0600, to be read and written; past the page cache with
-    /// `direct`, where the file system has that.
+    /// Creates the file `name`, mode 0600, for reading and writing.
+    ///
+    /// With `direct`, the file bypasses the page cache if the file system supports that.
     ///
     /// # Errors
     ///
-    /// [`Error::Input`] for what is no plain name, [`Error::Os`] when the name is taken or the
-    /// system refuses.
+    /// [`Error::Input`] if `name` is not a plain name. [`Error::Os`] if the name exists or a system
+    /// call fails.
     pub fn create(&self, name: &str, direct: bool) -> Result<OwnedFd> {
         check(name)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
@@ -171,14 +175,15 @@ impl Dir {
             },
             false => open(OFlags::empty()),
         };
-        made.map_err(Error::os("make a file"))
+        made.map_err(Error::os("create a file"))
     }
 
-    /// Whether its file system lets files bypass the page cache: one is made and removed for it.
+    /// Returns true if files on this file system can bypass the page cache. The call creates and
+    /// removes a file to find out.
     ///
     /// # Errors
     ///
-    /// [`Error::Os`] when the system refuses.
+    /// [`Error::Os`] if a system call fails.
     pub fn takes_direct(&self) -> Result<bool> {
         let name = spare_name();
         let file = self.create(&name, true)?;
@@ -187,45 +192,48 @@ impl Dir {
         Ok(flags.is_ok_and(|flags| flags.contains(OFlags::DIRECT)))
     }
 
-    /// Whether something has this name.
+    /// Returns true if anything has the name `name`, which may be in subfolders.
     ///
     /// # Errors
     ///
-    /// [`Error::Os`] when the system refuses to tell.
+    /// [`Error::Os`] if the system call fails.
     pub fn has(&self, name: &str) -> Result<bool> {
         Ok(self.owner_of(name)?.is_some())
     }
 
-    /// The user whose is what has this name, which may lie in folders; `None` where nothing has it.
-    /// A link on the way is followed: who opens what is there sees to that.
+    /// Returns the user ID of the owner of `name`, which may be in subfolders.
+    ///
+    /// Returns `None` if nothing has this name. Links in the folders of the path are followed; a
+    /// caller that opens the file must check for them.
     ///
     /// # Errors
     ///
-    /// [`Error::Os`] when the system refuses to tell.
+    /// [`Error::Os`] if the system call fails.
     pub fn owner_of(&self, name: &str) -> Result<Option<u32>> {
         let look = || rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW);
         match retry_on_intr(look) {
             Ok(stat) => Ok(Some(stat.st_uid)),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
-            Err(errno) => Err(Error::os("look for a file")(errno)),
+            Err(errno) => Err(Error::os("look up a file")(errno)),
         }
     }
 
-    /// The user whose it is.
+    /// Returns the user ID of the owner of the directory.
     ///
     /// # Errors
     ///
-    /// [`Error::Os`] when the system refuses to tell.
+    /// [`Error::Os`] if the system call fails.
     pub fn owner(&self) -> Result<u32> {
-        let stat = rustix::fs::fstat(&self.fd).map_err(Error::os("look at a folder"))?;
+        let stat = rustix::fs::fstat(&self.fd).map_err(Error::os("examine a directory"))?;
         Ok(stat.st_uid)
     }
 
-    /// Moves a file to a folder, where it takes the place of one of that name in one step.
+    /// Moves the file `name` to `folder` under the name `new`, and replaces a file of that name in
+    /// one step.
     ///
     /// # Errors
     ///
-    /// [`Error::Input`] for what is no plain name, [`Error::Os`] when the system refuses.
+    /// [`Error::Input`] if a name is not a plain name, [`Error::Os`] if the system call fails.
     pub fn move_to(&self, name: &str, folder: &Dir, new: &str) -> Result<()> {
         check(name)?;
         check(new)?;
@@ -233,22 +241,26 @@ impl Dir {
             .map_err(Error::os("move a file"))
     }
 
-    /// Moves a file to a folder where nothing has that name; false where something has, or the
-    /// file system knows no such move.
+    /// Moves the file `name` to `folder` under the name `new`, which must not exist there.
+    ///
+    /// Returns false if `new` exists, if `name` does not exist, or if the file system does not
+    /// support such a move.
     ///
     /// # Errors
     ///
-    /// [`Error::Input`] for what is no plain name, [`Error::Os`] when the system refuses.
+    /// [`Error::Input`] if a name is not a plain name, [`Error::Os`] if the system call fails.
     pub fn move_to_new(&self, name: &str, folder: &Dir, new: &str) -> Result<bool> {
         self.rename(name, folder, new, RenameFlags::NOREPLACE)
     }
 
-    /// Exchanges a file with the one that has a name in a folder, in one step; false where there is
-    /// none, or the file system knows no exchange.
+    /// Exchanges the file `name` with the file `other` in `folder`, in one step.
+    ///
+    /// Returns false if one of them does not exist, or if the file system does not support an
+    /// exchange.
     ///
     /// # Errors
     ///
-    /// [`Error::Input`] for what is no plain name, [`Error::Os`] when the system refuses.
+    /// [`Error::Input`] if a name is not a plain name, [`Error::Os`] if the system call fails.
     pub fn exchange(&self, name: &str, folder: &Dir, other: &str) -> Result<bool> {
         self.rename(name, folder, other, RenameFlags::EXCHANGE)
     }
@@ -268,7 +280,7 @@ impl Dir {
         }
     }
 
-    /// Whether somebody has removed it, here or where it is another host's, while it was open.
+    /// Returns true if the directory was removed while it was open, by this host or by another one.
     #[must_use]
     pub fn is_removed(&self) -> bool {
         match rustix::fs::fstat(&self.fd) {
@@ -277,69 +289,75 @@ impl Dir {
         }
     }
 
-    /// When a name in it was last made or removed: nanoseconds by the file system's clock.
+    /// Returns the time at which a name in the directory was last created or removed, in
+    /// nanoseconds of the file system's clock.
     ///
     /// # Errors
     ///
-    /// [`Error::Os`] when the system refuses to tell.
+    /// [`Error::Os`] if the system call fails.
     pub fn changed(&self) -> Result<i128> {
-        let stat = rustix::fs::fstat(&self.fd).map_err(Error::os("look at a folder"))?;
+        let stat = rustix::fs::fstat(&self.fd).map_err(Error::os("examine a directory"))?;
         Ok(changed(&stat))
     }
 
-    /// Removes an empty folder; whether it is gone.
+    /// Removes the empty folder `name`. Returns true if it no longer exists, false if it is not
+    /// empty.
     ///
     /// # Errors
     ///
-    /// [`Error::Input`] for what is no plain name, [`Error::Os`] when the system refuses.
+    /// [`Error::Input`] if `name` is not a plain name, [`Error::Os`] if the system call fails.
     pub fn remove_folder(&self, name: &str) -> Result<bool> {
         check(name)?;
         match rustix::fs::unlinkat(&self.fd, name, AtFlags::REMOVEDIR) {
             Ok(()) | Err(Errno::NOENT) => Ok(true),
             Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(false),
-            Err(errno) => Err(Error::os("remove a folder")(errno)),
+            Err(errno) => Err(Error::os("remove a directory")(errno)),
         }
     }
 
-    /// What the regular file of this name is; `None` where there is none, or something else.
+    /// Returns the metadata of the regular file `name`.
+    ///
+    /// Returns `None` if nothing has this name, or if it is not a regular file.
     ///
     /// # Errors
     ///
-    /// [`Error::Input`] for what is no plain name, [`Error::Os`] when the system refuses to tell.
+    /// [`Error::Input`] if `name` is not a plain name, [`Error::Os`] if the system call fails.
     pub fn look(&self, name: &str) -> Result<Option<Seen>> {
         check(name)?;
         let look = || rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW);
         match retry_on_intr(look) {
             Ok(stat) => Ok(Seen::new(&stat)),
             Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(Error::os("look for a file")(errno)),
+            Err(errno) => Err(Error::os("look up a file")(errno)),
         }
     }
 
-    /// As [`mark_used_at`], of a file by its name.
+    /// Marks the file `name` as used at the time `nanos`, in nanoseconds since 1970; see
+    /// [`mark_used_at`].
     ///
     /// # Errors
     ///
-    /// As there, and [`Error::Input`] for what is no plain name.
+    /// The errors of [`mark_used_at`], and [`Error::Input`] if `name` is not a plain name.
     pub fn mark_used_at(&self, name: &str, nanos: i64) -> Result<()> {
         check(name)?;
         let flags = AtFlags::SYMLINK_NOFOLLOW;
         let marked = rustix::fs::utimensat(&self.fd, name, &used_at(nanos), flags);
-        marked.map_err(Error::os("mark a file as used"))
+        marked.map_err(Error::os("set the access time of a file"))
     }
 
-    /// The names in it, in any order, without `.` and `..`. What comes or goes meanwhile is among
-    /// them or not.
+    /// Returns the names in the directory, in any order, without `.` and `..`.
+    ///
+    /// Names that are created or removed during the call may or may not be included.
     ///
     /// # Errors
     ///
-    /// [`Error::Os`] when the system refuses.
+    /// [`Error::Os`] if a system call fails.
     pub fn names(&self) -> Result<Vec<String>> {
-        let list = Error::os("list a folder");
+        let list = Error::os("list a directory");
         let entries = rustix::fs::Dir::read_from(&self.fd).map_err(list)?;
         let mut names = Vec::new();
         for entry in entries {
-            let entry = entry.map_err(Error::os("list a folder"))?;
+            let entry = entry.map_err(Error::os("list a directory"))?;
             // No name of ours is anything else.
             if let Ok(name) = entry.file_name().to_str()
                 && !matches!(name, "." | "..")
@@ -350,40 +368,43 @@ impl Dir {
         Ok(names)
     }
 
-    /// Makes its names durable.
+    /// Makes the names in the directory durable.
     ///
     /// # Errors
     ///
-    /// [`Error::Os`] when the system refuses.
+    /// [`Error::Os`] if the system call fails.
     pub fn sync(&self) -> Result<()> {
         match retry_on_intr(|| rustix::fs::fsync(&self.fd)) {
             // The file system knows no such thing, and keeps names by itself.
             Ok(()) | Err(Errno::INVAL) => Ok(()),
-            Err(errno) => Err(Error::os("sync a folder")(errno)),
+            Err(errno) => Err(Error::os("sync a directory")(errno)),
         }
     }
 
-    /// Whether its file system is one of those of which it is known that a file without a name
-    /// costs no more than others, and gets one at once: on ZFS it waits for the whole pool.
+    /// Returns true if files without a name are cheap on this file system.
+    ///
+    /// The list contains file systems on which such a file costs no more than another one and gets
+    /// a name immediately. On ZFS, for example, giving a name waits for the whole pool.
     #[must_use]
     pub fn links_unnamed(&self) -> bool {
         let found = rustix::fs::fstatfs(&self.fd);
         found.is_ok_and(|found| [EXT, XFS, TMPFS].contains(&found.f_type))
     }
 
-    /// Bytes of the file system that it lies on, used and free ones.
+    /// Returns the size of the directory's file system in bytes, used and free.
     ///
     /// # Errors
     ///
-    /// [`Error::Os`] when the system does not tell.
+    /// [`Error::Os`] if the system call fails.
     pub fn file_system_bytes(&self) -> Result<u64> {
         let about = retry_on_intr(|| rustix::fs::fstatvfs(&self.fd));
-        let about = about.map_err(Error::os("ask for the size of a file system"))?;
+        let about = about.map_err(Error::os("get the size of a file system"))?;
         Ok(about.f_blocks.saturating_mul(about.f_frsize))
     }
 
-    /// Whether its file system may be served by another host or another process, and so may hang:
-    /// it is none of those that are known to be this system's own.
+    /// Returns true if another host or process may serve the file system, so that calls may hang.
+    ///
+    /// It is false only for file systems that are known to be local.
     #[must_use]
     pub fn may_be_far(&self) -> bool {
         /// The others: btrfs, overlay, F2FS, ZFS.

@@ -58,30 +58,32 @@ pub(super) fn leave_in_child() {
     }
 }
 
-/// A socket that this process has alone: a child that is forked does not keep it.
+/// A socket that only this process has: a forked child does not keep it.
 ///
-/// A twin of it is another descriptor, which a child keeps unless it is one of these, too.
+/// A duplicate is a separate descriptor. A child keeps the duplicate unless it is an `Unshared`
+/// too.
 #[derive(Debug)]
 pub struct Unshared<T: AsFd>(T);
 
 impl<T: AsFd> Unshared<T> {
-    /// Keeps what `open` opens; it is called again when another thread forks meanwhile.
+    /// Takes the socket that `open` returns. It calls `open` again if another thread forks at the
+    /// same time.
     ///
     /// # Errors
     ///
-    /// Those of `open` and of [`between_forks`]; [`Error::Input`] for a number that the handler
-    /// does not look at.
+    /// The errors of `open` and of [`between_forks`]. [`Error::Input`] if the descriptor number is
+    /// too large for the fork handler.
     pub fn open<E: From<Error>>(
         mut open: impl FnMut() -> std::result::Result<T, E>,
     ) -> std::result::Result<Unshared<T>, E> {
         between_forks(|| Ok(Unshared::new(open()?)?))
     }
 
-    /// Keeps a socket, within [`between_forks`].
+    /// Takes a socket. Call it only within [`between_forks`].
     ///
     /// # Errors
     ///
-    /// [`Error::Input`] for a number that the handler does not look at.
+    /// [`Error::Input`] if the descriptor number is too large for the fork handler.
     pub fn new(socket: T) -> Result<Unshared<T>> {
         let number = number(&socket);
         let bits = SOCKETS.get(number / 64).ok_or_else(|| Error::Input {
@@ -94,7 +96,7 @@ impl<T: AsFd> Unshared<T> {
         Ok(Unshared(socket))
     }
 
-    /// The same descriptor as another type.
+    /// Converts the socket to another type with the same descriptor.
     pub fn map<U: AsFd>(self, same: impl FnOnce(T) -> U) -> Unshared<U> {
         let this = ManuallyDrop::new(self);
         // SAFETY: what was read from is neither used nor dropped any more.

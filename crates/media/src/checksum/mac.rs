@@ -17,11 +17,11 @@
 use super::{LEAF, PartId};
 use std::fmt;
 
-/// A keyed checksum of a part.
+/// A message authentication code (MAC): a keyed checksum of a part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mac(pub [u8; 16]);
 
-/// What the blocks of a namespace are authenticated with.
+/// The key that authenticates the blocks of a namespace.
 #[derive(Clone, PartialEq, Eq)]
 pub struct MacKey {
     leaf: [u8; 32],
@@ -29,7 +29,7 @@ pub struct MacKey {
 }
 
 impl MacKey {
-    /// The key of a namespace, of a secret that may serve many.
+    /// Derives the key of a namespace from a secret, which may serve many namespaces.
     #[must_use]
     pub fn derive(secret: &[u8; 32], namespace: &[u8; 16]) -> Self {
         let derived = |context: &str| {
@@ -43,14 +43,14 @@ impl MacKey {
         }
     }
 
-    /// The MAC of a part whose bytes are at hand.
+    /// Returns the MAC of the part `id` with the content `bytes`.
     #[must_use]
     pub fn of(&self, id: &PartId, bytes: &[u8]) -> Mac {
         let leaves = bytes.chunks(LEAF as usize).map(|leaf| self.leaf(leaf));
         self.compose(id, bytes.len() as u64, leaves)
     }
 
-    /// That of a leaf, for [`MacKey::compose`].
+    /// Returns the MAC of one leaf, for [`MacKey::compose`].
     #[must_use]
     pub fn leaf(&self, bytes: &[u8]) -> u128 {
         let mut mac = LeafMac::new(self);
@@ -58,7 +58,7 @@ impl MacKey {
         mac.finish()
     }
 
-    /// The MAC of a part of `len` bytes whose leaves have these, in order.
+    /// Returns the MAC of the part `id` of `len` bytes from the MACs of its leaves, in order.
     #[must_use]
     pub fn compose(&self, id: &PartId, len: u64, leaves: impl IntoIterator<Item = u128>) -> Mac {
         let mut hasher = blake3::Hasher::new_keyed(&self.part);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What becomes of a carry instead of being carried.
+/// A fault that is injected into a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
@@ -21,7 +21,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Whether it is why a part failed.
+    /// Returns true if this fault explains the failure of a part.
     #[must_use]
     pub fn explains(self, failure: Failure) -> bool {
         match self {

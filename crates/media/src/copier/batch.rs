@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use kvdepot_plan::Range;
 use std::sync::Arc;
 
-/// Parts that shall be moved together. Its memory comes from earlier batches of its copier.
+/// A group of parts that are moved together. It reuses memory from earlier batches of its copier.
 #[derive(Debug)]
 pub struct Batch {
     pub(super) cargo: Option<Cargo>,
@@ -28,24 +28,33 @@ impl Batch {
         Arc::ptr_eq(&self.home, home)
     }
 
-    /// Adds a part: the bytes of `src`, one buffer after the other, go to those of `dst`. Returns
-    /// its position in the batch; `tag` is the caller's own number for it. Each side lies at one
-    /// end: memory of this process, or what one carrier reaches. Other parts may have others.
+    /// Adds a part: the concatenated bytes of `src` are copied to the concatenated `dst`.
     ///
-    /// Its checksum is computed on the way, and compared if one is `expected`; the bytes are moved
-    /// either way. Destinations of different parts must not overlap, and no part may write what
-    /// another reads: their bytes would be unspecified (the checksums tell). The batch keeps the
-    /// buffers' owners until every lane and carrier has stopped and the completion has run. What
-    /// goes straight to a carrier is hashed before: a source that changes meanwhile does not verify
-    /// later.
+    /// Returns the position of the part in the batch. `tag` is the caller's number for the part.
+    /// All buffers of one side must be memory of this process, or belong to one I/O backend; each
+    /// part can use different ones.
+    ///
+    /// The copy threads compute the checksum of part `id` while they copy, and compare it if there
+    /// is an `expected` one. The bytes are copied in either case.
+    ///
+    /// Destinations of different parts must not overlap, and no part may write bytes that another
+    /// part reads. Otherwise these bytes are unspecified, and the checksums detect that. The batch
+    /// keeps the owners of the buffers until all copy threads and backends have stopped and the
+    /// completion has run.
+    ///
+    /// Bytes that a backend writes directly from source memory are hashed first. If the source
+    /// changes in between, a later verification fails.
     ///
     /// # Errors
     ///
-    /// The batch is then as it was. [`Error::Invalid`] for a part of no bytes or of more than
-    /// [`PART_LEN_MAX`], [`Error::LengthMismatch`], [`Error::ReadOnly`], [`Error::Overlap`],
-    /// [`Error::BatchFull`] beyond [`PARTS_MAX`], [`Error::MixedEnds`] for a side that
-    /// lies at several ends, [`Error::Unaligned`] for destinations that their carrier cannot write,
-    /// [`Error::Io`] when there is no memory for the slab.
+    /// The batch is then unchanged.
+    ///
+    /// * [`Error::Invalid`] for a part without bytes, or with more than [`PART_LEN_MAX`].
+    /// * [`Error::LengthMismatch`], [`Error::ReadOnly`], [`Error::Overlap`].
+    /// * [`Error::BatchFull`] for more than [`PARTS_MAX`] parts.
+    /// * [`Error::MixedEnds`] for a side in several locations.
+    /// * [`Error::Unaligned`] for destinations that the backend cannot write.
+    /// * [`Error::Io`] if there is no memory for the staging buffer.
     ///
     /// [`PART_LEN_MAX`]: super::PART_LEN_MAX
     /// [`PARTS_MAX`]: super::PARTS_MAX
@@ -70,9 +79,11 @@ impl Batch {
 
     /// Adds a part that is only hashed, in place.
     ///
+    /// Returns the position of the part in the batch.
+    ///
     /// # Errors
     ///
-    /// As [`Batch::part`].
+    /// The errors of [`Batch::part`].
     pub fn hash_only(
         &mut self,
         id: &PartId,
@@ -87,18 +98,23 @@ impl Batch {
         self.add_buffers(Part::new(id, expected, tag, (route, false)), src, None)
     }
 
-    /// Has the part at position `index` authenticated too: its MAC by this key is computed on the
-    /// way, and compared if one is `expected`. A part whose bytes or MAC differ does not match.
+    /// Authenticates the part at position `index` too: the copy threads compute its MAC with `key`.
+    ///
+    /// If there is an `expected` MAC, they compare it. A part whose bytes or MAC differ does not
+    /// match.
     pub fn authenticate(&mut self, index: usize, key: &Arc<MacKey>, expected: Option<Mac>) {
         self.cargo().authenticate(index, key, expected);
     }
 
-    /// Has copies in memory go through the staging slab: bytes are read into a region of it, hashed
-    /// on the way, and carried from there to their destination, at any alignment.
+    /// Routes copies within memory through the staging buffer.
+    ///
+    /// The copy threads read bytes into a region, hash them on the way, and copy them from there to
+    /// their destination, at any alignment.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] when there is no memory for the slab, which the first batch takes.
+    /// [`Error::Io`] if there is no memory for the staging buffer, which the first such batch
+    /// allocates.
     pub fn stage(&mut self) -> Result<()> {
         let slab = self.home.slab()?;
         let cargo = self.cargo();
@@ -106,32 +122,34 @@ impl Batch {
         Ok(())
     }
 
-    /// Has all batches of `call` take turns with other calls as one: at lanes, regions, rings and
-    /// threads. Default: each batch is a call. `call` is a number that no other call has at the
-    /// same time, such as the address of what the completions hold.
+    /// Assigns the batch to the call `call`. All batches of a call take turns with other calls as
+    /// one.
+    ///
+    /// This concerns copy threads, staging regions, I/O rings and I/O threads. `call` must be a
+    /// number that no other call uses at the same time, such as the address of an object that the
+    /// completions hold. Default: each batch is a separate call.
     pub fn of_call(&mut self, call: usize) {
         self.cargo().call = Some(call);
     }
 
-    /// Keeps the digests of leaves for whoever looks at what became of it
-    /// ([`Done::leaves`](super::Done::leaves)).
+    /// Keeps the digests of the leaves, for [`Done::leaves`](super::Done::leaves).
     pub fn keep_leaves(&mut self) {
         self.cargo().keeps_leaves = true;
     }
 
-    /// The number of parts.
+    /// Returns the number of parts.
     #[must_use]
     pub fn len(&self) -> usize {
         self.cargo.as_ref().map_or(0, |cargo| cargo.parts.len())
     }
 
-    /// Whether there are no parts yet.
+    /// Returns true if there are no parts yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The bytes of all parts together.
+    /// Returns the total length of all parts in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.cargo.as_ref().map_or(0, |cargo| cargo.bytes)

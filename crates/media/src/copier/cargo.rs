@@ -13,10 +13,11 @@ use kvdepot_plan::{Range, Span, Unit, zip_units};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// The most parts of one batch; a bound against a wrong loop, far above any engine's batch.
+/// Maximum number of parts in one batch. It protects against an endless loop and is much larger
+/// than the batches of any engine.
 pub const PARTS_MAX: usize = 1 << 20;
 
-/// The longest part, in bytes (16 GiB): a limit of the format.
+/// Maximum length of a part in bytes (16 GiB), a limit of the format.
 pub const PART_LEN_MAX: u64 = 1 << 34;
 
 /// The most units that are read without a lane between: each takes some microseconds to ask for.

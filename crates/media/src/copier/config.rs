@@ -3,32 +3,34 @@
 use crate::error::{Error, Result};
 use std::time::Duration;
 
-/// How a copier works. Start from the default and change what matters.
+/// Configuration of a copier. Start from the default and change single fields.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CopierConfig {
-    /// Threads that move bytes, 1 to 256. Default: the processors this process may use, at most 8;
-    /// a few saturate the memory of most machines.
+    /// Number of copy threads, 1 to 256. Default: the number of processors that this process may
+    /// use, at most 8. A few threads saturate the memory of most machines.
     pub lanes: usize,
-    /// The most bytes that a lane takes at once, at least 4096. Default 4 MiB. Smaller batches are
-    /// cut finer, so that all lanes have something to do.
+    /// Maximum number of bytes that a copy thread takes in one step, at least 4096. Default: 4 MiB.
+    /// Smaller batches are divided more finely, so that all copy threads get work.
     pub slice_size: u64,
-    /// Leaves of at least this many bytes bypass the caches on their way to the destination.
-    /// Default 4 KiB.
+    /// Minimum size in bytes of leaves that are written to their destination without the
+    /// processor's caches. Default: 4 KiB.
     pub stream_min: u64,
-    /// Batches of at most this many bytes are moved by the thread that submits them: waking a lane,
-    /// and being woken by it, takes longer. Default 256 KiB, some 20 µs; 0 leaves all to the lanes.
+    /// Maximum size in bytes of batches that the submitting thread moves itself. Default: 256 KiB,
+    /// about 20 µs. 0 leaves all batches to the copy threads.
+    ///
+    /// For small batches, waking a copy thread and being woken by it takes longer than the copy.
     pub inline_max: u64,
-    /// How long an idle lane looks for work before it sleeps. Default 20 µs.
+    /// Time for which an idle copy thread polls for work before it sleeps. Default: 20 µs.
     pub spin: Duration,
-    /// The lanes' nice value, 0 to 19: above 0 for work that nobody waits for, which then leaves
-    /// the processors to everybody else. Default 0.
+    /// Nice value of the copy threads, 0 to 19. Default: 0. Use a value above 0 for background
+    /// work, which then yields the processors to other threads.
     pub nice: u8,
-    /// Bytes of the slab that staged batches go through, at least 64 KiB for each region; taken
-    /// when the first one is made. Default 2 MiB for each region.
+    /// Size of the staging buffer in bytes, at least 64 KiB per region. Default: 2 MiB per region.
+    /// It is allocated when the first batch is staged.
     pub staging_slab: Option<u64>,
-    /// Regions of that slab, 1 to 4096: so many slices are staged at a time. Default two for each
-    /// lane, at least three.
+    /// Number of regions in the staging buffer, 1 to 4096: as many slices can be staged at a time.
+    /// Default: two per copy thread, at least three.
     pub staging_regions: Option<usize>,
 }
 
@@ -97,7 +99,7 @@ impl CopierConfig {
         self.check_slab()
     }
 
-    /// Regions that the slab is cut into.
+    /// Returns the number of regions in the staging buffer.
     #[must_use]
     pub fn regions(&self) -> usize {
         let regions = self.staging_regions;
@@ -128,7 +130,7 @@ impl CopierConfig {
             return Err(Error::Invalid {
                 field: "staging_slab",
                 value: len,
-                allowed: "at least 64 KiB for each of staging_regions",
+                allowed: "at least 64 KiB per region (staging_regions)",
             });
         }
         Ok(())

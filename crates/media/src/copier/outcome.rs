@@ -5,19 +5,19 @@ use crate::checksum::{Checksum, Mac};
 use crate::error::Failure;
 use kvdepot_plan::Ending;
 
-/// A part that was moved, or only read, as a whole.
+/// The result of a part that was completely moved or hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// The checksum of the bytes that were read, and that were stored if the part was copied.
+    /// Checksum of the bytes that were read, and stored if the part was copied.
     pub checksum: Checksum,
-    /// Its MAC, where it was to be authenticated.
+    /// MAC of the part, if it was to be authenticated.
     pub mac: Option<Mac>,
-    /// Whether both are the expected ones; none was expected if `None`.
+    /// True if checksum and MAC equal the expected ones; `None` if neither was expected.
     pub matches: Option<bool>,
 }
 
-/// A finished batch: all lanes have stopped and fenced, and its buffers are still held.
+/// A finished batch: all copy threads have stopped and fenced, and the buffers are still held.
 #[derive(Debug)]
 pub struct Done<'a> {
     cargo: &'a Cargo,
@@ -34,26 +34,26 @@ impl<'a> Done<'a> {
         }
     }
 
-    /// The number of parts.
+    /// Returns the number of parts.
     #[must_use]
     pub fn len(&self) -> usize {
         self.cargo.parts.len()
     }
 
-    /// Whether the batch had no parts.
+    /// Returns true if the batch had no parts.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.cargo.parts.is_empty()
     }
 
-    /// The bytes of all parts together.
+    /// Returns the total length of all parts in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.cargo.bytes
     }
 
-    /// The part that was added at position `index`: its tag, and what became of it. `None` beyond
-    /// the last one.
+    /// Returns the tag and the result of the part at position `index`, or `None` after the last
+    /// one.
     #[must_use]
     pub fn part(&self, index: usize) -> Option<(u32, Result<Outcome, Failure>)> {
         let part = self.cargo.parts.get(index)?;
@@ -77,20 +77,21 @@ impl<'a> Done<'a> {
         Some((part.tag, outcome))
     }
 
-    /// The digests of the leaves of the part at position `index`, in order, where the batch was to
-    /// [keep](super::Batch::keep_leaves) them and the part has an outcome; else none. They compose
-    /// to its checksum.
+    /// Returns the digests of the leaves of the part at position `index`, in order.
+    ///
+    /// They compose to its checksum. The iterator is empty if the part failed, or if the batch did
+    /// not [keep](super::Batch::keep_leaves) the digests.
     pub fn leaves(&self, index: usize) -> impl Iterator<Item = u128> + use<'_> {
         let is_whole = self.cargo.keeps_leaves && matches!(self.part(index), Some((_, Ok(_))));
         self.cargo.leaves(index).filter(move |_| is_whole)
     }
 
-    /// All parts in the order in which they were added.
+    /// Returns the tags and results of all parts, in the order in which they were added.
     pub fn parts(&self) -> impl Iterator<Item = (u32, Result<Outcome, Failure>)> + use<'_> {
         (0..self.len()).filter_map(|index| self.part(index))
     }
 
-    /// Whether every part has an outcome and none differs from what was expected.
+    /// Returns true if every part succeeded and matches the expected checksum and MAC.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.parts()

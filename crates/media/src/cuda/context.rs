@@ -40,7 +40,7 @@ impl Context {
     /// Retains the context of device number `ordinal`, for as long as the process lives.
     pub(super) fn retain(driver: Arc<Driver>, ordinal: i32) -> Result<Self> {
         let origin = Origin::here();
-        let origin = origin.map_err(|e| Error::io("start", "CUDA device", io::Error::other(e)))?;
+        let origin = origin.map_err(|e| Error::io("open", "CUDA device", io::Error::other(e)))?;
         let (mut device, mut handle) = (0, std::ptr::null_mut());
         // SAFETY: both are writable, and the driver is initialised.
         unsafe {
@@ -60,8 +60,8 @@ impl Context {
     /// lives. Not in a forked child, which has no driver: nothing there may be given back to it.
     pub(super) fn enter(&self) -> Result<Entered<'_>> {
         if !self.is_here() {
-            let forked = io::Error::other("this is a forked child");
-            return Err(Error::io("cuCtxPushCurrent", "the CUDA driver", forked));
+            let forked = io::Error::other("the CUDA driver cannot be used in a forked child");
+            return Err(Error::io("call", "cuCtxPushCurrent", forked));
         }
         // SAFETY: the context was retained and never released.
         let entered = unsafe { (self.driver.cuCtxPushCurrent_v2)(self.handle) };

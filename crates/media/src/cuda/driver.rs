@@ -290,10 +290,6 @@ impl Driver {
                 .into_owned(),
             false => format!("CUDA error {code}"),
         };
-        Err(Error::io(
-            function,
-            "the CUDA driver",
-            io::Error::other(name),
-        ))
+        Err(Error::io("call", function, io::Error::other(name)))
     }
 }

@@ -6,8 +6,10 @@ use crate::error::Result;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A moment of a stream, such as the one that a framework computes on: what is moved behind it
-/// waits for all that the stream had been given by then.
+/// A point in a CUDA stream, for example in the stream on which a framework computes.
+///
+/// Copies with a fence wait for all work that the stream had been given at that point (a CUDA event
+/// dependency).
 #[derive(Debug)]
 pub struct Fence {
     context: Arc<Context>,

@@ -1,10 +1,11 @@
-//! Memory of CUDA devices, as source and as destination.
+//! Memory of CUDA devices, as source and destination of batches.
 //!
-//! Bytes go through the slab, which the driver has pinned: streams of kvdepot's own carry them
-//! between it and the device, while lanes fill and empty other regions. No byte of the device is
-//! touched by the processor, and a part counts as moved when its copies have ended. Large pages are
-//! copied as they are; small ones as one, through a ring of the device, and by one call of the
-//! driver's where that cannot be.
+//! Bytes pass through the staging buffer, which the driver has pinned. CUDA streams of kvdepot copy
+//! them between it and the device, while copy threads fill and empty other regions. The processor
+//! never accesses memory of the device. A part counts as moved when its copies have ended.
+//!
+//! Large pages are copied directly. Small pages are combined through a ring buffer on the device,
+//! or copied by one call of the driver if that is not possible.
 
 mod context;
 mod driver;
@@ -30,7 +31,7 @@ use std::time::{Duration, Instant};
 /// How often whoever waits for a device to rest looks.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// A CUDA device, by its primary context, which frameworks use too.
+/// A CUDA device, used through its primary context, which frameworks use too.
 #[derive(Debug)]
 pub struct Device {
     context: Arc<Context>,
@@ -76,34 +77,36 @@ impl System {
 }
 
 impl Device {
-    /// Addresses from here on are nowhere, and no device has them: what is moved there is verified,
-    /// and gone. They are what scratch memory is in the host.
+    /// First address of a range that no device has. Bytes that are moved there are verified and
+    /// discarded, as with scratch memory of the host.
     pub const NOWHERE: usize = 1 << 63;
 
-    /// The device with this number. The driver is loaded when the first one is asked for.
+    /// Opens the device with the number `ordinal`. The first call loads the driver.
     ///
     /// # Errors
     ///
-    /// [`crate::Error::NoDevice`] when there is no such device, [`crate::Error::Io`] when there is
-    /// no driver.
+    /// [`crate::Error::NoDevice`] if there is no such device, [`crate::Error::Io`] if there is no
+    /// driver.
     pub fn open(ordinal: i32) -> Result<Arc<Self>> {
         let mut system = SYSTEM.lock().unwrap_or_else(PoisonError::into_inner);
         system.open(ordinal)
     }
 
-    /// The device with this number, if this process has opened it.
+    /// Returns the device with the number `ordinal` if this process has opened it.
     #[must_use]
     pub fn opened(ordinal: i32) -> Option<Arc<Self>> {
         let system = SYSTEM.lock().unwrap_or_else(PoisonError::into_inner);
         system.opened(ordinal)
     }
 
-    /// The number of the device whose memory is at an address. No other device is touched: a
-    /// context takes hundreds of megabytes of its device.
+    /// Returns the number of the device whose memory contains the address `addr`.
+    ///
+    /// The call does not initialize other devices, because a context takes hundreds of megabytes of
+    /// device memory.
     ///
     /// # Errors
     ///
-    /// [`crate::Error::Io`] when there is no driver, or the memory is no device's.
+    /// [`crate::Error::Io`] if there is no driver, or if no device has this memory.
     pub fn ordinal_of(addr: usize) -> Result<i32> {
         let mut system = SYSTEM.lock().unwrap_or_else(PoisonError::into_inner);
         let driver = system.driver()?;
@@ -119,15 +122,11 @@ impl Device {
                 return Ok(ordinal);
             }
         }
-        let problem = std::io::Error::other("no device is in use");
-        Err(Error::io(
-            "cuPointerGetAttribute",
-            "the CUDA driver",
-            problem,
-        ))
+        let problem = std::io::Error::other("no CUDA device is in use");
+        Err(Error::io("call", "cuPointerGetAttribute", problem))
     }
 
-    /// As [`Device::open`], with a driver of its own.
+    /// Opens a device as [`Device::open`] does, with a separate driver library.
     #[doc(hidden)]
     pub fn open_with(library: &Path, ordinal: i32) -> Result<Arc<Self>> {
         Self::with(Arc::new(Driver::load(library)?), ordinal).map(Arc::new)
@@ -137,9 +136,9 @@ impl Device {
         let count = driver.count()?;
         if !(0..count).contains(&ordinal) {
             let allowed = match count {
-                ..=0 => "none: this machine has no CUDA device".to_owned(),
-                1 => "0, this machine's only CUDA device".to_owned(),
-                _ => format!("0 to {}, this machine's CUDA devices", count - 1),
+                ..=0 => "no device number, because this machine has no CUDA device".to_owned(),
+                1 => "0, the only CUDA device of this machine".to_owned(),
+                _ => format!("0 to {}, the CUDA devices of this machine", count - 1),
             };
             return Err(Error::NoDevice { ordinal, allowed });
         }
@@ -151,26 +150,26 @@ impl Device {
         })
     }
 
-    /// Its number.
+    /// Returns the number of the device.
     #[must_use]
     pub fn ordinal(&self) -> i32 {
         self.ordinal
     }
 
-    /// What the driver calls it.
+    /// Returns the device name that the driver reports.
     ///
     /// # Errors
     ///
-    /// [`crate::Error::Io`] when the driver does not say.
+    /// [`crate::Error::Io`] if the driver call fails.
     pub fn name(&self) -> Result<String> {
         self.context.driver.name(self.ordinal)
     }
 
-    /// Memory of the device, given back when it is dropped.
+    /// Allocates `len` bytes on the device, which are freed when they are dropped.
     ///
     /// # Errors
     ///
-    /// [`crate::Error::Io`] when it has not as much left.
+    /// [`crate::Error::Io`] if the device has too little free memory.
     pub fn memory(self: &Arc<Self>, len: usize) -> Result<Arc<Memory>> {
         let at = {
             let _entered = self.context.enter()?;
@@ -180,10 +179,14 @@ impl Device {
         Ok(Arc::new(Memory { device, at, len }))
     }
 
-    /// Waits until no copy between this process and the device is under way any more: those that
-    /// nobody waits for any longer may still touch memory of the device. What batches that are
-    /// not done will ask for is not known here: they are waited for first. False when `timeout`
-    /// passed first; true in a forked child, which has no device.
+    /// Waits until no copy between this process and the device is in progress.
+    ///
+    /// Copies whose batch has already ended may still access memory of the device; the call covers
+    /// these. It does not cover future copies of unfinished batches, so wait for those batches
+    /// first.
+    ///
+    /// Returns false if `timeout` expires first. Returns true in a forked child, which has no
+    /// device.
     #[must_use]
     pub fn rest(&self, timeout: Duration) -> bool {
         let begun = Instant::now();
@@ -196,28 +199,31 @@ impl Device {
         true
     }
 
-    /// Bytes of the device's memory that are kvdepot's own: rings, through which small pages go.
+    /// Returns the bytes of device memory that kvdepot uses for ring buffers, through which small
+    /// pages are copied.
     #[must_use]
     pub fn ring_bytes(&self) -> u64 {
         self.lines.ring_bytes()
     }
 
-    /// Bytes of this process that kvdepot has pinned, for all devices.
+    /// Returns the bytes of memory in this process that kvdepot has pinned, for all devices.
     #[must_use]
     pub fn pinned_bytes() -> u64 {
         lines::pinned_bytes()
     }
 
-    /// This moment of a stream: behind it, the device has done all that the stream was given until
-    /// now. 0 is the default one.
+    /// Records the present point of a CUDA stream. Copies with the returned fence wait for all work
+    /// that the stream has now.
+    ///
+    /// `stream` is the handle of the stream; 0 is the default stream.
     ///
     /// # Errors
     ///
-    /// [`crate::Error::Io`] when the driver refuses.
+    /// [`crate::Error::Io`] if the driver call fails.
     ///
     /// # Safety
     ///
-    /// The number is the handle of a stream of this device (`CUstream`), or 0.
+    /// `stream` is the handle of a stream of this device (`CUstream`), or 0.
     pub unsafe fn fence(&self, stream: usize) -> Result<Arc<Fence>> {
         // SAFETY: the caller's promise.
         unsafe { Fence::record(&self.context, stream) }.map(Arc::new)
@@ -233,7 +239,8 @@ impl Device {
     }
 }
 
-/// Memory that was taken from a device: [`crate::Buffer::of_device`] moves it.
+/// Memory that was allocated on a device. [`crate::Buffer::of_device`] makes it available to
+/// batches.
 #[derive(Debug)]
 pub struct Memory {
     device: Arc<Device>,
@@ -242,7 +249,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         &self.device
@@ -253,13 +260,13 @@ impl Memory {
         self.at as usize
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never: the driver gives none of no bytes.
+    /// Returns false: the driver never allocates zero bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0

@@ -116,5 +116,5 @@ impl Kernel {
 
 fn too_many() -> Error {
     let problem = std::io::Error::other("too many pages");
-    Error::io("cuLaunchKernel", "the CUDA driver", problem)
+    Error::io("call", "cuLaunchKernel", problem)
 }

@@ -10,7 +10,7 @@ use kvdepot_plan::Span;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Pinned memory of this process, and streams.
+/// Pinned memory of this process with CUDA streams, to measure a baseline.
 #[derive(Debug)]
 pub struct Pinned {
     device: Arc<Device>,
@@ -25,11 +25,11 @@ pub struct Pinned {
 unsafe impl Send for Pinned {}
 
 impl Pinned {
-    /// So many bytes, and streams.
+    /// Allocates `len` bytes of pinned memory and creates `streams` streams.
     ///
     /// # Errors
     ///
-    /// [`crate::Error::Io`] when there is no memory for it, or the driver refuses.
+    /// [`crate::Error::Io`] if there is too little memory or a driver call fails.
     pub fn new(device: &Arc<Device>, len: usize, streams: usize) -> Result<Self> {
         let context = &device.context;
         let _entered = context.enter()?;
@@ -48,14 +48,16 @@ impl Pinned {
         Ok(pinned)
     }
 
-    /// Copies pieces, each by a call, on so many of the streams in turn; the seconds. Of each piece
-    /// the source is where the bytes come from, which is this memory for a write and the device's
-    /// for a read.
+    /// Copies `pieces` between this memory and `there`, one driver call per piece, on `streams`
+    /// streams in turn.
+    ///
+    /// Returns the duration in seconds. The source of a piece is an offset in this memory for a
+    /// write, and in the device's memory for a read.
     ///
     /// # Errors
     ///
-    /// [`crate::Error::OutOfBounds`] for a piece that one of the two does not have, and what the
-    /// driver says.
+    /// [`crate::Error::OutOfBounds`] for a piece that exceeds either memory, and the errors of the
+    /// driver.
     pub fn copy(&self, op: Op, there: &Memory, pieces: &[Span], streams: usize) -> Result<f64> {
         let context: &Context = &self.device.context;
         let _entered = context.enter()?;

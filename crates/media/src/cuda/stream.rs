@@ -136,7 +136,7 @@ impl Stream {
             let ran = Arc::clone(&asked);
             // Nobody joins it.
             let spawned = cpu::spawn("kvdepot-cuda", move || ran.run());
-            spawned.map_err(|error| Error::io("start a thread", "CUDA device", error))?;
+            spawned.map_err(|error| Error::io("start a thread for", "CUDA device", error))?;
         }
         let shared = Arc::clone(shared);
         Ok(Self {

@@ -593,6 +593,6 @@ fn a_missing_driver_or_device_is_named() {
             .contains("/nonexistent/libcuda.so")
     );
     let device = Device::open_with(&library(), 7);
-    let allowed = "device: 7 is not allowed; allowed: 0 to 1, this machine's CUDA devices";
+    let allowed = "device: 7 is not allowed; allowed: 0 to 1, the CUDA devices of this machine";
     assert_eq!(device.unwrap_err().to_string(), allowed);
 }

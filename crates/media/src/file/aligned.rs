@@ -2,10 +2,11 @@
 
 use std::ops::{Deref, DerefMut};
 
-/// What each offset, length and address of direct I/O is a multiple of, on every file system.
+/// Alignment of offsets, lengths and addresses for direct I/O, in bytes; sufficient on every file
+/// system.
 pub const PAGE: usize = 4096;
 
-/// Zeroed memory of whole pages that begins at one.
+/// Zeroed memory that consists of whole pages and starts at a page boundary.
 #[derive(Debug)]
 pub struct Aligned {
     bytes: Vec<u8>,
@@ -14,7 +15,7 @@ pub struct Aligned {
 }
 
 impl Aligned {
-    /// So many bytes, rounded up to pages.
+    /// Allocates `len` bytes, rounded up to whole pages.
     #[must_use]
     pub fn new(len: usize) -> Self {
         let len = len.next_multiple_of(PAGE);

@@ -9,9 +9,11 @@ use crate::simulated::is_simulated;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A ring of the kernel for files that bypass its page cache, and threads for the others: of these
-/// the kernel would copy the bytes in the thread that asks. Where it has no ring for this process,
-/// as in most containers, threads do everything.
+/// The I/O engine for files: an io_uring ring for files that bypass the page cache, and threads for
+/// all others.
+///
+/// For buffered files, a ring would copy the bytes in the submitting thread. If this process cannot
+/// create a ring, as in most containers, threads do everything.
 #[derive(Debug)]
 pub struct Hands {
     who: Who,
@@ -32,12 +34,13 @@ enum Who {
 }
 
 impl Hands {
-    /// A ring, where there is one, and `threads` threads. A simulation has no ring.
+    /// Creates an engine with a ring, if the kernel provides one, and `threads` threads. A
+    /// simulation has no ring.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`](crate::Error::Invalid) for no thread or more than 256,
-    /// [`Error::Io`](crate::Error::Io) when one cannot be started.
+    /// [`Error::Invalid`](crate::Error::Invalid) for 0 or more than 256 threads,
+    /// [`Error::Io`](crate::Error::Io) if a thread cannot be started.
     pub fn new(threads: usize) -> Result<Arc<Self>> {
         let threads = Threads::new(threads)?;
         let (ring, refused) = match is_simulated() {
@@ -54,23 +57,24 @@ impl Hands {
         }))
     }
 
-    /// Threads alone.
+    /// Creates an engine with `count` threads and without a ring.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`](crate::Error::Invalid) for no thread or more than 256,
-    /// [`Error::Io`](crate::Error::Io) when one cannot be started.
+    /// [`Error::Invalid`](crate::Error::Invalid) for 0 or more than 256 threads,
+    /// [`Error::Io`](crate::Error::Io) if a thread cannot be started.
     pub fn threads(count: usize) -> Result<Arc<Self>> {
         Self::waited(count, None)
     }
 
-    /// Threads alone, for a file system that may hang: some keep who asks by a ring waiting in the
-    /// call itself. What is not answered within `patience` fails
-    /// ([`Carrier::patience`](crate::Carrier::patience)).
+    /// Creates an engine with `count` threads and without a ring, for a file system that may hang.
+    ///
+    /// With a ring, some file systems block the submitting thread. Requests that take longer than
+    /// `patience` fail ([`Carrier::patience`](crate::Carrier::patience)).
     ///
     /// # Errors
     ///
-    /// As [`Hands::threads`].
+    /// The errors of [`Hands::threads`].
     pub fn patient(count: usize, patience: Duration) -> Result<Arc<Self>> {
         Self::waited(count, Some(patience))
     }
@@ -86,15 +90,17 @@ impl Hands {
         }))
     }
 
-    /// The rings of a 3FS, for files below its mount. All bytes of them go through the slab, and
-    /// what is not answered within `patience` fails; the mount itself is asked by threads. Slabs
-    /// that are made from now on are told to 3FS, which so needs no copy of its own.
+    /// Creates an engine with the USRBIO rings of a 3FS, for files below its mount.
+    ///
+    /// All bytes of these files use the staging buffer, and requests that take longer than
+    /// `config.patience` fail. Threads make the calls to the mount itself. Staging buffers that are
+    /// allocated from now on are registered with 3FS, which then needs no copy of its own.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io) when the library cannot be loaded (it says what the loader
-    /// said), the path is on no 3FS, or that has no rings for this process;
-    /// [`Error::Invalid`](crate::Error::Invalid) for a number out of its bounds.
+    /// [`Error::Io`](crate::Error::Io) if the library cannot be loaded (with the loader's message),
+    /// if the path is not on a 3FS, or if 3FS provides no rings for this process.
+    /// [`Error::Invalid`](crate::Error::Invalid) for a number outside its bounds.
     pub fn usrbio(config: &UsrbioConfig) -> Result<Arc<Self>> {
         let usrbio = Usrbio::open(config)?;
         Ok(Arc::new(Self {
@@ -104,8 +110,8 @@ impl Hands {
         }))
     }
 
-    /// How many receipts were copied once more on their way to or from a 3FS, because it does not
-    /// know the slab.
+    /// Returns the number of requests that needed an additional copy to or from a 3FS, because the
+    /// staging buffer is not registered with it.
     #[must_use]
     pub fn bounced(&self) -> u64 {
         self.of_3fs().map_or(0, |usrbio| usrbio.bounced())
@@ -118,19 +124,21 @@ impl Hands {
         }
     }
 
-    /// Why the kernel has no ring for this process; `None` where it has, or nobody asked for one.
+    /// Returns the reason for which there is no ring, or `None` if there is one or none was
+    /// requested.
     #[must_use]
     pub fn refused(&self) -> Option<&str> {
         self.refused.as_deref()
     }
 
-    /// How files are read and written, in words: past the page cache or not.
+    /// Returns a description of the I/O method, for the log. `direct` is true for files that bypass
+    /// the page cache.
     #[must_use]
     pub fn way(&self, direct: bool) -> String {
         match (direct, self.refused()) {
-            (true, None) => "direct I/O by io_uring".to_owned(),
-            (true, Some(why)) => format!("direct I/O by threads ({why})"),
-            (false, _) => "the page cache, by threads".to_owned(),
+            (true, None) => "direct I/O with io_uring".to_owned(),
+            (true, Some(why)) => format!("direct I/O with threads ({why})"),
+            (false, _) => "page cache with threads".to_owned(),
         }
     }
 

@@ -1,10 +1,12 @@
-//! Files, read and written at offsets: by a ring of the kernel, a bounded set of threads, or the
-//! rings of a 3FS.
+//! File I/O at offsets, with an io_uring ring, a bounded set of threads, or the USRBIO rings of a
+//! 3FS.
 //!
-//! A file that was opened with `O_DIRECT` says what positions, lengths and memory it takes, and
-//! what does not fit goes through the slab. Calls that are interrupted or do less than was asked go
-//! on where they stopped; errors keep the system's number ([`Failure::Os`]). Of a file whose losses
-//! somebody hears of, what the medium does not give back reads as zeros, which do not verify.
+//! For a file that was opened with `O_DIRECT`, the system reports the required alignment of
+//! positions, lengths and memory. Other transfers use the staging buffer. Interrupted or partial
+//! calls are continued. Errors keep the system's number ([`Failure::Os`]).
+//!
+//! If a file has a [`Losses`] listener, bytes that the medium fails to return read as zeros, which
+//! fail verification.
 
 mod aligned;
 mod hands;
@@ -32,14 +34,17 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-/// Who hears what a file has lost.
+/// A listener for ranges of a file that the medium has lost.
 pub trait Losses: fmt::Debug + Send + Sync {
-    /// The medium has failed under these bytes.
+    /// Reports that the medium has lost `len` bytes at offset `at`; `error` is the error of the
+    /// system.
     fn lost(&self, at: u64, len: u64, error: &io::Error);
 }
 
-/// How a file is read and written. It is the same of all that are opened alike on a file system,
-/// so that only one has to be asked.
+/// The I/O mode of a file: buffered or direct, with its alignment.
+///
+/// Files that are opened in the same way on one file system have the same mode, so it needs to be
+/// queried only once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Manner {
     is_direct: bool,
@@ -47,17 +52,17 @@ pub struct Manner {
 }
 
 impl Manner {
-    /// Through the page cache.
+    /// Buffered I/O, through the page cache.
     pub const CACHED: Manner = Manner {
         is_direct: false,
         alignment: Alignment::NONE,
     };
 
-    /// That of a file which is open.
+    /// Returns the mode of an open file.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] when its flags cannot be read.
+    /// [`Error::Io`] if its flags cannot be read.
     pub fn of(fd: BorrowedFd<'_>) -> Result<Manner> {
         Ok(Manner::with(fd, flags(fd)?))
     }
@@ -72,7 +77,7 @@ impl Manner {
         }
     }
 
-    /// Whether the page cache is passed by.
+    /// Returns true if the file bypasses the page cache.
     #[must_use]
     pub fn is_direct(self) -> bool {
         self.is_direct
@@ -84,10 +89,10 @@ fn flags(fd: BorrowedFd<'_>) -> Result<OFlags> {
 }
 
 fn look(source: io::Error) -> Error {
-    Error::io("look at", "file", source)
+    Error::io("examine", "file", source)
 }
 
-/// A file whose bytes batches move.
+/// A file whose bytes batches can move.
 #[derive(Debug)]
 pub struct File {
     /// There until the drop.
@@ -101,21 +106,22 @@ pub struct File {
 }
 
 impl File {
-    /// A file that is open, and who reads and writes it.
+    /// Creates a file from an open descriptor and the engine that reads and writes it.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] when its flags cannot be read, or it was opened to be appended to: the system
-    /// would write at its end whatever the offset.
+    /// [`Error::Io`] if its flags cannot be read, or if it was opened for appending. The system
+    /// would then write at its end regardless of the offset.
     pub fn new(fd: impl Into<Descriptor>, hands: &Arc<Hands>) -> Result<Arc<Self>> {
         Self::with(fd, hands, None)
     }
 
-    /// As [`File::new`], and `losses` hears what it has lost: that reads as zeros.
+    /// Creates a file as [`File::new`] does, with a listener for lost ranges. Lost ranges read as
+    /// zeros.
     ///
     /// # Errors
     ///
-    /// As [`File::new`].
+    /// The errors of [`File::new`].
     pub fn heard(
         fd: impl Into<Descriptor>,
         hands: &Arc<Hands>,
@@ -135,8 +141,8 @@ impl File {
         if flags.contains(OFlags::APPEND) {
             let problem = io::Error::from(io::ErrorKind::InvalidInput);
             return Err(Error::io(
-                "write at offsets of",
-                "file opened to append",
+                "write at offsets in",
+                "a file opened with O_APPEND",
                 problem,
             ));
         }
@@ -145,8 +151,10 @@ impl File {
         Ok(Self::made((owned, writable), hands, manner, losses))
     }
 
-    /// A file that is open, to be written too if it is `writable`, of which all is known. What is
-    /// not so shows as errors of reads and writes.
+    /// Creates a file from an open descriptor whose properties are known; `writable` is true if it
+    /// can be written.
+    ///
+    /// The call checks nothing. Wrong properties cause errors of later reads and writes.
     pub fn known(
         (fd, writable): (impl Into<Descriptor>, bool),
         hands: &Arc<Hands>,
@@ -182,29 +190,33 @@ impl File {
         })
     }
 
-    /// Has a 3FS know the file now, in this thread, which may hang as long as the mount does; else
-    /// its first bytes wait for a thread that does. Whether it does is seen when they move.
+    /// Registers the file with 3FS now, in the calling thread, which may hang as long as the mount
+    /// does.
+    ///
+    /// Without this call, a background thread registers the file when its first bytes move. A
+    /// failure is reported when bytes move.
     pub fn enlist(&self) {
         if let Some(usrbio) = self.hands.of_3fs() {
             let _seen_later = usrbio.enlist(self);
         }
     }
 
-    /// The file itself.
+    /// Returns the descriptor.
     ///
     /// # Errors
     ///
-    /// The host's, in a forked child that has it no more.
+    /// The error of the host in a forked child, which does not have the descriptor.
     pub fn fd(&self) -> io::Result<BorrowedFd<'_>> {
         let fd = self.fd.as_ref().ok_or(Errno::BADF)?;
         fd.get().map_err(io::Error::other)
     }
 
-    /// Reads what stands beside what batches move, in this thread.
+    /// Reads `out.len()` bytes at offset `at` in the calling thread, for data that batches do not
+    /// move.
     ///
     /// # Errors
     ///
-    /// The system's; [`io::ErrorKind::UnexpectedEof`] where the file ends before.
+    /// The errors of the system; [`io::ErrorKind::UnexpectedEof`] if the file ends before.
     pub fn read_exact_at(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
         let (begin, mut pages, skip) = self.pages(at, out.len());
         let enough = skip + out.len();
@@ -229,12 +241,14 @@ impl File {
         Ok(done)
     }
 
-    /// Writes it. What direct I/O does not take goes with what else is in its pages, where nobody
-    /// else may write meanwhile.
+    /// Writes `bytes` at offset `at` in the calling thread, for data that batches do not move.
+    ///
+    /// If direct I/O requires whole pages, the call reads and rewrites the other bytes of these
+    /// pages. No other thread or process may write them at the same time.
     ///
     /// # Errors
     ///
-    /// The system's.
+    /// The errors of the system.
     pub fn write_all_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
         let (begin, mut pages, skip) = self.pages(at, bytes.len());
         if pages.len() != bytes.len() {
@@ -246,12 +260,15 @@ impl File {
         self.put_all(begin, &pages)
     }
 
-    /// The same through the page cache, whatever else goes past it: nobody else may have the file
-    /// yet, and what it has here goes to the medium later, or when it is synced.
+    /// Writes `bytes` at offset `at` through the page cache, also if the file bypasses it
+    /// otherwise.
+    ///
+    /// No other thread or process may use the file yet. The bytes reach the medium later, or when
+    /// the file is synced.
     ///
     /// # Errors
     ///
-    /// The system's.
+    /// The errors of the system.
     pub fn write_cached_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
         if !self.is_direct {
             return self.put_all(at, bytes);
@@ -288,7 +305,7 @@ impl File {
         (at - skip, pages, skip as usize)
     }
 
-    /// `len` bytes of the file from `offset` on, which keep it open.
+    /// Returns a buffer over `len` bytes of the file at `offset`. The buffer keeps the file open.
     #[must_use]
     pub fn buffer(self: &Arc<Self>, offset: usize, len: usize) -> Buffer {
         let carrier = Arc::clone(self) as Arc<dyn Carrier>;

@@ -1,4 +1,4 @@
-//! Files without a checksum: what a strong straightforward program would do, to measure against.
+//! File I/O without checksums: the baseline that a simple, fast program reaches, for benchmarks.
 
 use super::aligned::{Aligned, PAGE};
 use crate::buffer::{Buffer, check_range};
@@ -12,29 +12,31 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-/// A way to move blocks between files and memory that hashes nothing. Which one is fastest depends
-/// on the machine and the blocks: the limit is the best of all.
+/// A method to move blocks between files and memory without hashing.
+///
+/// The fastest method depends on the machine and the blocks; the limit is the best of all methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlainFiles {
-    /// Threads, each with a ring of its own and its share of the blocks.
+    /// Number of threads. Each has its own ring and its share of the blocks.
     pub threads: usize,
-    /// Requests that all threads together have under way at a time.
+    /// Number of requests that all threads together have in flight.
     pub depth: usize,
-    /// Whether the page cache is bypassed.
+    /// True if files bypass the page cache.
     pub direct: bool,
-    /// Whether memory and, where there is only one, the file are made known to the kernel before.
+    /// True if the memory and, if there is only one, the file are registered with the kernel in
+    /// advance.
     pub registered: bool,
-    /// Whether new files get their space before they are written.
+    /// True if the space of new files is allocated before they are written.
     pub allocated: bool,
 }
 
-/// Where blocks lie.
+/// The location of blocks in files.
 #[derive(Clone, Copy)]
 #[expect(clippy::exhaustive_enums, reason = "in files of their own, or in one")]
 pub enum PlainAt<'a> {
-    /// Each is a file of its own, by its name in a directory; written ones are made.
+    /// Each block is a separate file, by its name in a directory. Writes create the files.
     Each(BorrowedFd<'a>, &'a [&'a CStr]),
-    /// All are in one file, at these offsets.
+    /// All blocks are in one file, at these offsets.
     One(BorrowedFd<'a>, &'a [u64]),
 }
 
@@ -50,7 +52,7 @@ impl PlainAt<'_> {
 /// Most bytes of memory that the kernel takes as one.
 const FIXED_MAX: usize = 1 << 30;
 
-/// A plain way with its rings, from and to one piece of memory.
+/// A baseline method with its rings, for one piece of memory.
 pub struct PlainRings {
     way: PlainFiles,
     /// They go before the memory.
@@ -59,12 +61,13 @@ pub struct PlainRings {
 }
 
 impl PlainRings {
-    /// Makes the rings.
+    /// Creates the rings.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] where the system has none for this process, or does not take the memory;
-    /// [`Error::Elsewhere`] for memory of a device, [`Error::ReadOnly`] for what cannot be written.
+    /// [`Error::Io`] if the system provides no rings for this process, or rejects the memory.
+    /// [`Error::Elsewhere`] for memory of a device, [`Error::ReadOnly`] for memory that is not
+    /// writable.
     pub fn new(way: PlainFiles, memory: &Buffer) -> Result<Self> {
         memory.check_host()?;
         if !memory.is_writable() {
@@ -92,13 +95,13 @@ impl PlainRings {
         })
     }
 
-    /// Moves block `i`, of `block` bytes, between its place and the `slots[i]`-th block of the
-    /// memory.
+    /// Moves block `i`, of `block` bytes, between its location in `at` and slot `slots[i]` of the
+    /// memory. Slots have `block` bytes each.
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfBounds`] for a slot beyond the memory, and [`Error::Io`] where a file is
-    /// missing, too short, or fails.
+    /// [`Error::OutOfBounds`] for a slot outside the memory. [`Error::Io`] if a file is missing,
+    /// too short, or fails.
     pub fn run(&mut self, op: Op, at: PlainAt<'_>, block: usize, slots: &[usize]) -> Result<()> {
         for slot in slots {
             let end = self.memory.len() as u64;
@@ -167,7 +170,7 @@ fn register(ring: &IoUring, memory: &Buffer) -> Result<()> {
 }
 
 fn fail(source: impl Into<io::Error>) -> Error {
-    Error::io("move", "a block and its file", source.into())
+    Error::io("copy", "a block and its file", source.into())
 }
 
 /// What one thread moves.
@@ -307,11 +310,11 @@ impl Share<'_> {
     }
 }
 
-/// Whether a name is there: one system call.
+/// Returns true if a file has the name `name`. The check is one system call.
 ///
 /// # Errors
 ///
-/// [`Error::Io`] for what is no answer.
+/// [`Error::Io`] if the system call fails.
 pub fn is_there(dir: BorrowedFd<'_>, name: &CStr) -> Result<bool> {
     match rustix::fs::accessat(dir, name, rustix::fs::Access::EXISTS, AtFlags::empty()) {
         Ok(()) => Ok(true),
@@ -320,11 +323,11 @@ pub fn is_there(dir: BorrowedFd<'_>, name: &CStr) -> Result<bool> {
     }
 }
 
-/// Writes a page and makes it the file of a name in one step, durable if it `lasts`.
+/// Writes a page to the file `new` and renames it to `name` in one step; durable if `lasts` is set.
 ///
 /// # Errors
 ///
-/// [`Error::Io`] where the system refuses.
+/// [`Error::Io`] if a system call fails.
 pub fn publish(dir: BorrowedFd<'_>, new: &CStr, name: &CStr, lasts: bool) -> Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let mode = Mode::RUSR | Mode::WUSR;
@@ -340,11 +343,12 @@ pub fn publish(dir: BorrowedFd<'_>, new: &CStr, name: &CStr, lasts: bool) -> Res
     }
 }
 
-/// Writes a page, and then another one that says so, each durable before the next if it `lasts`.
+/// Writes a page at `at`, and then a page at `record` that confirms it. If `lasts` is set, each is
+/// durable before the next step.
 ///
 /// # Errors
 ///
-/// [`Error::Io`] where the system refuses.
+/// [`Error::Io`] if a system call fails.
 pub fn commit(file: &OwnedFd, at: u64, record: u64, lasts: bool) -> Result<()> {
     for at in [at, record] {
         write_page(file, at)?;
@@ -363,32 +367,32 @@ fn write_page(file: &OwnedFd, at: u64) -> Result<()> {
     }
 }
 
-/// The flag of files that bypass the page cache.
+/// The open flag for files that bypass the page cache.
 pub const DIRECT: i32 = libc::O_DIRECT;
 
-/// Gives a file its space.
+/// Allocates the space for the first `len` bytes of a file.
 ///
 /// # Errors
 ///
-/// [`Error::Io`] where there is none.
+/// [`Error::Io`] if there is too little space.
 pub fn allocate(file: &std::fs::File, len: u64) -> Result<()> {
     rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len).map_err(fail)
 }
 
-/// Waits until all of a file system is on its medium.
+/// Waits until all data of a file system is on its medium.
 ///
 /// # Errors
 ///
-/// [`Error::Io`] where the system refuses.
+/// [`Error::Io`] if the system call fails.
 pub fn settle(dir: BorrowedFd<'_>) -> Result<()> {
     rustix::fs::syncfs(dir).map_err(fail)
 }
 
-/// Empties the page cache of a file, from this byte on.
+/// Removes a file from the page cache, from byte `from` on.
 ///
 /// # Errors
 ///
-/// [`Error::Io`] where the system refuses.
+/// [`Error::Io`] if the system call fails.
 pub fn cool(file: &std::fs::File, from: u64) -> Result<()> {
     rustix::fs::fadvise(file, from, None, rustix::fs::Advice::DontNeed).map_err(fail)
 }

@@ -93,7 +93,7 @@ impl Ring {
             }
         }
         let origin = Origin::here();
-        let origin = origin.map_err(|e| Error::io("start", "ring", io::Error::other(e)))?;
+        let origin = origin.map_err(|e| Error::io("set up", "io_uring", io::Error::other(e)))?;
         let count = DEPTH as usize;
         let inner = Arc::new(Inner {
             ring,
@@ -112,7 +112,7 @@ impl Ring {
                 drop(cpu::reset_affinity());
                 reaper.run();
             })
-            .map_err(|error| Error::io("start a thread", "ring", error))?;
+            .map_err(|error| Error::io("start a thread for", "io_uring", error))?;
         Ok(Self { inner, origin })
     }
 

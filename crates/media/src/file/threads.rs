@@ -99,7 +99,8 @@ impl<J: Work> Threads<J> {
                     queue.run();
                 });
             // On failure, dropping `threads` ends those that run.
-            let thread = thread.map_err(|error| Error::io("start a thread", "file", error))?;
+            let thread =
+                thread.map_err(|error| Error::io("start a thread for", "file I/O", error))?;
             threads.threads.push(thread);
         }
         Ok(Arc::new(threads))

@@ -32,7 +32,7 @@ pub(crate) fn probe(sysfs: &Path, device: &Path, rdev: u64) -> Result<Geometry> 
     })?;
     if subsystem.file_name().is_none_or(|name| name != "dax") {
         return Err(refuse(format!(
-            "a device of the subsystem {}: allowed are regular files and device DAX",
+            "device of the subsystem {}; allowed: regular files and DAX devices",
             subsystem.file_name().unwrap_or_default().display()
         )));
     }

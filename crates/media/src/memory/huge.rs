@@ -15,13 +15,13 @@ use std::os::fd::BorrowedFd;
 /// Bytes of a huge page. Where pages are larger than 4 KiB it has more, and none is had here.
 pub(super) const HUGE_PAGE: usize = 2 << 20;
 
-/// The pages that anonymous memory is made of.
+/// The page size of anonymous memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pages {
-    /// Huge ones where the system gives them.
+    /// Huge pages if the system provides them.
     Huge,
-    /// Ordinary ones, to measure what huge ones are worth.
+    /// Ordinary pages, for comparison with huge ones.
     Small,
 }
 
@@ -98,15 +98,16 @@ impl Mapping {
         }
     }
 
-    /// Bytes of it that this process sees through huge pages now. Slow: it reads what the system
-    /// says of every mapping of the process.
+    /// Returns the number of bytes that this process maps with huge pages now.
+    ///
+    /// The call is slow: it reads the description of every mapping of the process.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] when the system does not say.
+    /// [`Error::Io`] if that description cannot be read.
     pub fn huge_bytes(&self) -> Result<u64> {
         let smaps = std::fs::read_to_string("/proc/self/smaps")
-            .map_err(|error| Error::io("look at", "/proc/self/smaps", error))?;
+            .map_err(|error| Error::io("read", "/proc/self/smaps", error))?;
         let (at, bytes) = self.pages(0, self.len())?;
         Ok(huge_bytes(&smaps, at..at + bytes))
     }

@@ -172,18 +172,19 @@ impl Isa {
 /// lines at its ends cost more.
 const STREAM_MIN: usize = 16 << 10;
 
-/// Copies `len` bytes, past the caches where there are many. [`fence`] before anybody is told.
+/// Copies `len` bytes, with streaming stores if there are many. Call [`fence`] before another
+/// thread uses the bytes.
 ///
 /// # Safety
 ///
-/// `src` is readable and `dst` writable for `len` bytes, and they do not overlap. Others may change
-/// them meanwhile: what arrives is then any mixture.
+/// `src` is readable and `dst` writable for `len` bytes, and they do not overlap. Other threads may
+/// change the bytes during the call; the result is then any mixture.
 pub unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
     // SAFETY: the caller's promise; the machine has the best of its instruction sets.
     unsafe { Isa::best().carry(src, dst, len, len >= STREAM_MIN, std::ptr::null()) }
 }
 
-/// Makes streaming stores of this thread visible before anything it does later.
+/// Makes streaming stores of this thread visible before its later operations.
 #[inline]
 pub fn fence() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -76,7 +76,7 @@ impl Watch {
         forget_in_children()?;
         let origin = Origin::here().map_err(io::Error::other)?;
         chain::install()?;
-        let full = || io::Error::other(format!("{REGIONS} mappings are watched already"));
+        let full = || io::Error::other(format!("{REGIONS} mappings are already being watched"));
         let region = WATCHED.iter().find(|region| region.take());
         let region = region.ok_or_else(full)?;
         let file = file.map_or(-1, |file| file.as_raw_fd());

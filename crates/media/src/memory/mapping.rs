@@ -27,27 +27,27 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-/// What a mapping may be used for.
+/// Access mode of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Access {
-    /// Reading only; buffers over the mapping are not writable.
+    /// Read only; buffers over the mapping are not writable.
     ReadOnly,
-    /// Reading and writing.
+    /// Read and write.
     ReadWrite,
 }
 
-/// How far written bytes must have got.
+/// The required durability of written bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Flush {
-    /// To the other processes of this machine, where they already are.
+    /// Visible to the other processes of this machine, as every write is immediately.
     None,
-    /// To where they survive a power cut, as far as the medium has such a place.
+    /// Durable after a power loss, if the medium supports that.
     Power,
 }
 
-/// A medium mapped into memory as a whole. Dropping the last reference unmaps it.
+/// A medium that is completely mapped into memory. Dropping the last reference unmaps it.
 #[derive(Debug)]
 pub struct Mapping {
     addr: usize,
@@ -62,21 +62,24 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Anonymous shared memory of `len` bytes, zeroed, whose pages are taken when they are first
-    /// touched. `name` is shown in `/proc/PID/maps`.
+    /// Creates anonymous shared memory of `len` bytes, zeroed. Its pages are allocated on first
+    /// access.
+    ///
+    /// `name` is shown in `/proc/PID/maps`.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a length of zero, [`Error::Io`] when the system refuses.
+    /// [`Error::Invalid`] for a length of zero, [`Error::Io`] if a system call fails.
     pub fn anonymous(name: &str, len: u64) -> Result<Arc<Self>> {
         Self::anonymous_of(Pages::Huge, name, len)
     }
 
-    /// As [`Mapping::anonymous`], which asks for huge pages, of the pages that are named.
+    /// Creates anonymous shared memory as [`Mapping::anonymous`] does, with the given page size
+    /// instead of huge pages.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The errors of [`Mapping::anonymous`].
     pub fn anonymous_of(pages: Pages, name: &str, len: u64) -> Result<Arc<Self>> {
         check_len(len)?;
         let fail = |operation| move |errno: Errno| Error::io(operation, name, errno);
@@ -110,17 +113,18 @@ impl Mapping {
         Self::map(medium, Access::ReadWrite)
     }
 
-    /// A new file of `len` bytes with its space allocated, mode 0600, synced with its directory.
+    /// Creates and maps a new file of `len` bytes with mode 0600. Its space is allocated, and the
+    /// file is synced with its directory.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] when the file exists already ([`Error::is_already_exists`]) or the file
-    /// system has no room ([`Error::is_no_space`]); in the second case no file is left behind.
+    /// [`Error::Io`] if the file exists already ([`Error::is_already_exists`]) or the file system
+    /// has too little space ([`Error::is_no_space`]). In the second case no file remains.
     pub fn create(path: &Path, len: u64) -> Result<Arc<Self>> {
         Opened::create(path, len, |medium| Self::map(medium, Access::ReadWrite))
     }
 
-    /// An existing regular file, or a DAX device.
+    /// Opens and maps an existing regular file or a DAX device.
     ///
     /// # Errors
     ///
@@ -130,18 +134,18 @@ impl Mapping {
         Self::map(Opened::open(path, access)?, access)
     }
 
-    /// The first `len` bytes of the medium that `fd` refers to, for descriptors that were received
-    /// from the medium's owner.
+    /// Maps the first `len` bytes of the medium that `fd` refers to, for a descriptor from the
+    /// medium's owner.
     ///
     /// # Errors
     ///
-    /// [`Error::TooSmall`] when the medium is shorter, [`Error::WrongKind`], [`Error::Dax`],
-    /// [`Error::Io`] (also when the descriptor does not allow `access`).
+    /// [`Error::TooSmall`] if the medium is shorter, [`Error::WrongKind`], [`Error::Dax`],
+    /// [`Error::Io`] (also if the descriptor does not allow `access`).
     pub fn from_fd(fd: impl Into<Descriptor>, len: u64, access: Access) -> Result<Arc<Self>> {
         Self::map(Opened::from_fd(fd, len)?, access)
     }
 
-    /// What is open already.
+    /// Maps a medium that is open already.
     ///
     /// # Errors
     ///
@@ -167,7 +171,7 @@ impl Mapping {
         let bytes = usize::try_from(mapped).map_err(|_| Error::Invalid {
             field: "length",
             value: len,
-            allowed: "what fits this machine's address space",
+            allowed: "at most the address space of this machine",
         })?;
         let mapped = match kind {
             // The device chooses addresses that suit it.
@@ -190,7 +194,7 @@ impl Mapping {
         };
         // SAFETY: the range is the mapping just made; the advice concerns future children only.
         unsafe { rustix::mm::madvise(at, bytes, Advice::LinuxDontFork) }
-            .map_err(|errno| Error::io("keep from children", mapping.name(), errno))?;
+            .map_err(|errno| Error::io("exclude from forked children", mapping.name(), errno))?;
         if kind == Kind::Anonymous {
             // For systems that give huge pages to those who ask; small ones serve as well.
             let _known = mapping.advise(addr, bytes, Advice::LinuxHugepage);
@@ -204,8 +208,10 @@ impl Mapping {
         Ok(Arc::new(mapping))
     }
 
-    /// Whether the medium has failed under any of `len` bytes at `offset`: what is read there is
-    /// not what was written, and what is written there goes nowhere.
+    /// Returns true if the medium has failed under any of the `len` bytes at `offset`.
+    ///
+    /// Reads there return other bytes than were written, and writes there have no effect on the
+    /// medium.
     ///
     /// # Errors
     ///
@@ -216,8 +222,10 @@ impl Mapping {
         Ok(watch.is_some_and(|watch| watch.is_lost(at, len as usize)))
     }
 
-    /// What the medium has lost since it was mapped, as offset and length in bytes, in no order.
-    /// `None` while a loss is being noted: ask again.
+    /// Returns the ranges that the medium has lost since it was mapped, as offset and length in
+    /// bytes, in any order.
+    ///
+    /// Returns `None` while a loss is being recorded; call again then.
     #[must_use]
     pub fn lost(&self) -> Option<Vec<(u64, u64)>> {
         let Some(watch) = &self.watch else {
@@ -232,58 +240,59 @@ impl Mapping {
         Some(ranges.filter(|(_, len)| *len > 0).collect())
     }
 
-    /// How often the medium has failed since it was mapped.
+    /// Returns the number of failures of the medium since it was mapped.
     #[must_use]
     pub fn losses(&self) -> u64 {
         self.watch.as_ref().map_or(0, Watch::losses) as u64
     }
 
-    /// The length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub fn len(&self) -> u64 {
         self.medium.len()
     }
 
-    /// What lies under it.
+    /// Returns the kind of the medium.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.medium.kind()
     }
 
-    /// What is mapped.
+    /// Returns the medium.
     #[must_use]
     pub fn opened(&self) -> &Opened {
         &self.medium
     }
 
-    /// What it may be used for.
+    /// Returns the access mode.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// The path it was opened or created by; none for memory and received descriptors.
+    /// Returns the path by which the medium was opened or created; `None` for memory and received
+    /// descriptors.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.medium.path()
     }
 
-    /// The descriptor of the medium.
+    /// Returns the descriptor of the medium.
     ///
     /// # Errors
     ///
-    /// [`kvdepot_host::Error::Forked`] in a forked child, for one that carries a lock.
+    /// [`kvdepot_host::Error::Forked`] in a forked child, if the descriptor carries a lock.
     pub fn fd(&self) -> kvdepot_host::Result<BorrowedFd<'_>> {
         self.medium.fd()
     }
 
-    /// A descriptor to hand to another process. A read-only one is opened anew, so that the
-    /// receiver cannot map it for writing.
+    /// Returns a descriptor for another process. A read-only one is reopened, so that the receiver
+    /// cannot map it for writing.
     ///
     /// # Errors
     ///
-    /// [`Error::ReadOnly`] when writing is asked for and this mapping does not have it,
+    /// [`Error::ReadOnly`] if `access` includes writing but this mapping is read-only,
     /// [`Error::Io`].
     pub fn try_clone_fd(&self, access: Access) -> Result<OwnedFd> {
         match (access, self.access) {
@@ -292,7 +301,8 @@ impl Mapping {
         }
     }
 
-    /// A buffer over `len` bytes at `offset`, writable if the mapping is; it keeps the mapping.
+    /// Returns a buffer over `len` bytes at `offset`, writable if the mapping is. The buffer keeps
+    /// the mapping alive.
     ///
     /// # Errors
     ///
@@ -335,29 +345,33 @@ impl Mapping {
         Ok(())
     }
 
-    /// Gives the first `len` bytes of a file their space; what is in them stays. A file that
-    /// somebody made with `truncate`, or copied with its holes, would be a `SIGBUS` on a full disk.
-    /// Memory and devices have their space.
+    /// Allocates the space of the first `len` bytes of a file without changing their content.
+    ///
+    /// Without this call, a file that was created with `truncate` or copied with holes would cause
+    /// a `SIGBUS` on a full disk. Memory and devices need no allocation.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`], with [`Error::is_no_space`] when the file system has no room;
+    /// [`Error::Io`], with [`Error::is_no_space`] if the file system has too little space;
     /// [`Error::ReadOnly`].
     pub fn allocate(&self, len: u64) -> Result<()> {
         self.check_writable(self.at(0, len)?)?;
         self.medium.allocate(len)
     }
 
-    /// The same file with `len` bytes, more than it has, mapped as a whole. Its new space is
-    /// allocated, and lasts. This mapping stays what it is, and both show the same bytes, and have
-    /// lost the same.
+    /// Grows the file to `len` bytes and returns a mapping of all of it. The new space is allocated
+    /// and durable.
+    ///
+    /// This mapping keeps its length. Both mappings show the same bytes and the same lost ranges.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for what is no file, or is as long already; [`Error::TooSmall`] for a
-    /// file that was truncated; [`Error::Io`], with
-    /// [`Error::is_no_space`] when the file system has no room; [`Error::ReadOnly`]. The file is
-    /// then as long as it was.
+    /// The file then keeps its length.
+    ///
+    /// * [`Error::Invalid`] if the medium is not a file, or if `len` is not larger than its length.
+    /// * [`Error::TooSmall`] for a file that was truncated.
+    /// * [`Error::Io`], with [`Error::is_no_space`] if the file system has too little space.
+    /// * [`Error::ReadOnly`].
     pub fn grown(&self, len: u64) -> Result<Arc<Self>> {
         self.check_writable(self.addr)?;
         let map = |medium| Self::map(medium, self.access);
@@ -382,14 +396,15 @@ impl Mapping {
         unsafe { rustix::mm::madvise(at, bytes, advice) }
     }
 
-    /// Brings written bytes of a range to where `flush` wants them: for files by `msync`, for DAX
-    /// by writing back the processor's cache lines and a fence. Anonymous memory has no such
-    /// place, and nothing is done.
+    /// Makes the written bytes of a range as durable as `flush` requires.
+    ///
+    /// For files it uses `msync`. For DAX it writes back the processor's cache lines and fences.
+    /// For anonymous memory it does nothing.
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfBounds`]; [`Error::Io`] when the medium could not take the bytes: they must
-    /// then be taken for lost.
+    /// [`Error::OutOfBounds`]. [`Error::Io`] if the medium failed to store the bytes; treat them as
+    /// lost then.
     pub fn sync(&self, offset: u64, len: u64, flush: Flush) -> Result<()> {
         let at = self.at(offset, len)?;
         if flush == Flush::None || len == 0 {
@@ -418,8 +433,8 @@ impl Mapping {
         Ok(self.addr + offset as usize)
     }
 
-    /// The mapping that has a buffer, and where in that it begins; `None` for memory of any other
-    /// kind.
+    /// Returns the mapping that contains `buffer`, and the buffer's offset in it. Returns `None`
+    /// for memory of any other kind.
     #[must_use]
     pub fn of_buffer(buffer: &Buffer) -> Option<(Arc<Self>, u64)> {
         let mapping = Arc::clone(buffer.owner()).downcast::<Self>().ok()?;
@@ -465,7 +480,7 @@ impl Drop for Mapping {
     }
 }
 
-/// The size of a page of this system, in bytes.
+/// Returns the page size of this system in bytes.
 #[must_use]
 pub fn page_size() -> usize {
     rustix::param::page_size()

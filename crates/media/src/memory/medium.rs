@@ -10,15 +10,15 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
-/// What lies under a mapping.
+/// The kind of medium that backs a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
-    /// Anonymous shared memory (a memfd); gone with the last descriptor.
+    /// Anonymous shared memory (a memfd). Closing its last descriptor frees it.
     Anonymous,
     /// A regular file.
     File,
-    /// A device DAX character device: memory without a page cache in between.
+    /// A device DAX character device: memory that is accessed without a page cache.
     Dax,
     /// A block device: a file without a file system.
     Block,
@@ -54,7 +54,7 @@ pub(super) fn check_system(path: &Path, fd: BorrowedFd<'_>) -> Result<()> {
     match rustix::fs::fstatfs(fd) {
         Ok(system) if MADE_UP.contains(&(system.f_type as u64)) => Err(Error::WrongKind {
             path: path.to_path_buf(),
-            found: "a file that the kernel makes up (/proc, /sys)",
+            found: "a virtual file of the kernel (/proc, /sys)",
         }),
         _ => Ok(()),
     }
@@ -103,7 +103,8 @@ const PAGE: u64 = 4096;
 fn block_extent(fd: BorrowedFd<'_>, path: Option<&Path>) -> Result<u64> {
     let path = path.unwrap_or_else(|| Path::new("a block device"));
     let found = block::geometry(fd);
-    let found = found.map_err(|error| Error::io("ask", shown(path), io::Error::other(error)))?;
+    let found = found
+        .map_err(|error| Error::io("get the size of", shown(path), io::Error::other(error)))?;
     if u64::from(found.sector) > PAGE {
         return Err(Error::Sector {
             path: path.to_path_buf(),
@@ -133,7 +134,7 @@ pub(super) fn allocate(
             Ok(()) => return Ok(()),
             Err(Errno::INTR) => {}
             Err(Errno::OPNOTSUPP) => return instead(fd, subject, len),
-            Err(errno) => return Err(Error::io("allocate the space of", subject, errno)),
+            Err(errno) => return Err(Error::io("allocate space for", subject, errno)),
         }
     }
 }
@@ -152,7 +153,7 @@ pub(super) fn fill_holes(fd: BorrowedFd<'_>, subject: &str, len: u64) -> Result<
         Ok(at) => Ok(at.min(len)),
         // No data behind the last hole.
         Err(Errno::NXIO) => Ok(len),
-        Err(errno) => Err(Error::io("look for holes in", subject, errno)),
+        Err(errno) => Err(Error::io("find holes in", subject, errno)),
     };
     let mut at = 0;
     while at < len {
@@ -211,7 +212,7 @@ pub(super) fn write_zeros(fd: BorrowedFd<'_>, subject: &str, begin: u64, end: u6
         match rustix::io::pwrite(fd, &zeros[..now], at) {
             Ok(written) => at += written as u64,
             Err(Errno::INTR) => {}
-            Err(errno) => return Err(Error::io("allocate the space of", subject, errno)),
+            Err(errno) => return Err(Error::io("allocate space for", subject, errno)),
         }
     }
     Ok(())
@@ -228,7 +229,7 @@ pub(super) fn lengthen<T>(
     let extended = extend();
     if extended.is_err() {
         rustix::fs::ftruncate(fd, had)
-            .map_err(|errno| Error::io("give back the space of", subject, errno))?;
+            .map_err(|errno| Error::io("release the space of", subject, errno))?;
     }
     extended
 }
@@ -325,7 +326,7 @@ mod tests {
         file.write_all_at(&[7; 5000], 0).unwrap();
         let full = lengthen(file.as_fd(), "file", 5000, || {
             write_zeros(file.as_fd(), "file", 5000, 3_000_000)?;
-            Err::<(), _>(Error::io("allocate the space of", "file", Errno::NOSPC))
+            Err::<(), _>(Error::io("allocate space for", "file", Errno::NOSPC))
         });
         assert!(full.unwrap_err().is_no_space());
         assert_eq!(file.metadata().unwrap().len(), 5000);

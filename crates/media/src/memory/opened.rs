@@ -17,15 +17,15 @@ use kvdepot_host::{self, fork::LockFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// The descriptor of a medium, which is kept with it.
+/// The descriptor of an open medium.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Descriptor {
-    /// One that a forked child may have too.
+    /// A descriptor that a forked child may keep.
     Plain(OwnedFd),
-    /// One whose description carries a lock, which a forked child must not keep.
+    /// A descriptor whose description carries a lock. A forked child must not keep it.
     Locked(LockFd),
-    /// The same, of several who use it: the lock goes with the last of them.
+    /// A locked descriptor with several users. The lock ends with the last of them.
     Shared(Arc<LockFd>),
 }
 
@@ -63,7 +63,7 @@ impl Descriptor {
     }
 }
 
-/// A medium that is open.
+/// An open medium.
 #[derive(Debug)]
 pub struct Opened {
     fd: Descriptor,
@@ -73,14 +73,16 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// A new file of `len` bytes with its space allocated, mode 0600, synced with its directory.
-    /// `then` makes of it what it is for.
+    /// Creates a file of `len` bytes with mode 0600. Its space is allocated, and the file is synced
+    /// with its directory.
+    ///
+    /// `then` converts the medium into the returned value.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] when the file exists already ([`Error::is_already_exists`]) or the file
-    /// system has no room ([`Error::is_no_space`]); [`Error::Invalid`]; those of `then`. No file is
-    /// left behind but for the first.
+    /// [`Error::Io`] if the file exists already ([`Error::is_already_exists`]) or the file system
+    /// has too little space ([`Error::is_no_space`]). [`Error::Invalid`], and the errors of `then`.
+    /// Except in the first case, no file remains.
     pub fn create<T>(path: &Path, len: u64, then: impl FnOnce(Self) -> Result<T>) -> Result<T> {
         check_len(len)?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW;
@@ -99,8 +101,10 @@ impl Opened {
         made
     }
 
-    /// An existing regular file, or a device. The links to block devices below `/dev` are followed:
-    /// only they name a disk, or a logical volume, the same after each start of the machine.
+    /// Opens an existing regular file or a device.
+    ///
+    /// Links below `/dev` that lead to block devices are followed, because only they name a disk or
+    /// logical volume in the same way after each boot.
     ///
     /// # Errors
     ///
@@ -152,11 +156,11 @@ impl Opened {
         Ok(Self::new(fd, len, kind, Some(path.into())))
     }
 
-    /// The first `len` bytes of the medium that a descriptor refers to.
+    /// Opens the first `len` bytes of the medium that `fd` refers to.
     ///
     /// # Errors
     ///
-    /// [`Error::TooSmall`] when the medium is shorter, [`Error::WrongKind`], [`Error::Dax`],
+    /// [`Error::TooSmall`] if the medium is shorter, [`Error::WrongKind`], [`Error::Dax`],
     /// [`Error::Io`].
     pub fn from_fd(fd: impl Into<Descriptor>, len: u64) -> Result<Self> {
         check_len(len)?;
@@ -192,36 +196,37 @@ impl Opened {
         }
     }
 
-    /// The length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a medium is never empty")]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// What it is.
+    /// Returns the kind of the medium.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// The path it was opened or created by; none for memory and received descriptors.
+    /// Returns the path by which the medium was opened or created; `None` for memory and received
+    /// descriptors.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// Its name in errors.
+    /// Returns the name of the medium for messages.
     #[must_use]
     pub fn name(&self) -> String {
         self.path().map_or_else(|| "memory".to_string(), shown)
     }
 
-    /// Its descriptor.
+    /// Returns the descriptor.
     ///
     /// # Errors
     ///
-    /// [`kvdepot_host::Error::Forked`] in a forked child, for one that carries a lock.
+    /// [`kvdepot_host::Error::Forked`] in a forked child, if the descriptor carries a lock.
     pub fn fd(&self) -> kvdepot_host::Result<BorrowedFd<'_>> {
         self.fd.get()
     }
@@ -231,8 +236,10 @@ impl Opened {
         self.fd().map_err(fail)
     }
 
-    /// A descriptor to hand to another process. A read-only one is opened anew, so that the
-    /// receiver cannot map it for writing; another one allows what this one does.
+    /// Returns a descriptor for another process.
+    ///
+    /// A read-only one is reopened, so that the receiver cannot map it for writing. Otherwise it
+    /// has the access mode of this descriptor.
     ///
     /// # Errors
     ///
@@ -249,14 +256,15 @@ impl Opened {
         }
     }
 
-    /// Makes a file that group or others may write its user's alone, mode 0600, and returns the
-    /// mode that it had; `None` for all else.
+    /// Changes the mode of a file that group or others may write to 0600.
+    ///
+    /// Returns the previous mode, or `None` if nothing had to change.
     ///
     /// # Errors
     ///
-    /// [`Error::OpenMode`] when the system refuses, [`Error::Io`].
+    /// [`Error::OpenMode`] if the mode cannot be changed, [`Error::Io`].
     pub fn make_private(&self) -> Result<Option<u32>> {
-        let fd = self.fd_to("look at the mode of")?;
+        let fd = self.fd_to("read the mode of")?;
         let stat = rustix::fs::fstat(fd).map_err(|e| Error::io("stat", self.name(), e))?;
         let mode = stat.st_mode & 0o7777;
         if self.kind != Kind::File || mode & 0o022 == 0 {
@@ -271,35 +279,41 @@ impl Opened {
         Ok(Some(mode))
     }
 
-    /// Gives the first `len` bytes of a file their space; what is in them stays. A file that
-    /// somebody made with `truncate`, or copied with its holes, would fail on a full disk when it
-    /// is written. Memory and devices have their space.
+    /// Allocates the space of the first `len` bytes of a file without changing their content.
+    ///
+    /// Without this call, writes to a file that was created with `truncate` or copied with holes
+    /// would fail on a full disk. Memory and devices need no allocation.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`], with [`Error::is_no_space`] when the file system has no room.
+    /// [`Error::Io`], with [`Error::is_no_space`] if the file system has too little space.
     pub fn allocate(&self, len: u64) -> Result<()> {
-        let fd = self.fd_to("allocate the space of")?;
+        let fd = self.fd_to("allocate space for")?;
         if self.kind != Kind::File || len == 0 || has_no_holes(fd) {
             return Ok(());
         }
         allocate(fd, &self.name(), len, fill_holes)
     }
 
-    /// The same file with `len` bytes, more than it has, of which `then` makes what it is for. Its
-    /// new space is allocated, and lasts. This one stays what it is, and both show the same bytes.
+    /// Grows the file to `len` bytes. The new space is allocated and durable.
+    ///
+    /// `then` converts the grown medium into the returned value. This value keeps its length. Both
+    /// show the same bytes.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for what is no file, or is as long already; [`Error::TooSmall`] for a
-    /// file that was truncated; [`Error::Io`], with [`Error::is_no_space`] when the file system has
-    /// no room; those of `then`. The file is then as long as it was.
+    /// The file then keeps its length.
+    ///
+    /// * [`Error::Invalid`] if the medium is not a file, or if `len` is not larger than its length.
+    /// * [`Error::TooSmall`] for a file that was truncated.
+    /// * [`Error::Io`], with [`Error::is_no_space`] if the file system has too little space.
+    /// * The errors of `then`.
     pub fn grown<T>(&self, len: u64, then: impl FnOnce(Self) -> Result<T>) -> Result<T> {
         if self.kind != Kind::File || len <= self.len {
             return Err(Error::Invalid {
                 field: "length",
                 value: len,
-                allowed: "more than a file has",
+                allowed: "more than the present length of the file",
             });
         }
         check_len(len)?;
@@ -323,8 +337,10 @@ impl Opened {
         })
     }
 
-    /// The parts of a range, as offset and length, that may be more than zeros: of a file what was
-    /// ever written there, as far as its file system knows, else all of it.
+    /// Returns the parts of a range that may contain other bytes than zeros, as offset and length.
+    ///
+    /// For a file these are the ranges that were ever written, as far as its file system reports
+    /// them; otherwise the whole range.
     ///
     /// # Errors
     ///
@@ -333,7 +349,7 @@ impl Opened {
         if self.kind != Kind::File {
             return Ok(vec![(offset, len)]);
         }
-        let ranges = data(self.fd_to("look for holes in")?, offset, offset + len);
+        let ranges = data(self.fd_to("find holes in")?, offset, offset + len);
         let range = |(begin, end)| (begin, end - begin);
         Ok(ranges.into_iter().map(range).collect())
     }

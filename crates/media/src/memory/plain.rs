@@ -5,8 +5,10 @@ use crate::buffer::{Buffer, check_range};
 use crate::error::{Error, Result};
 use kvdepot_plan::Span;
 
-/// A way to copy that hashes nothing. Which one is fastest depends on the machine, the length of
-/// the pieces and whether the destination is in the caches: the limit is the best of all.
+/// A copy method without hashing.
+///
+/// The fastest method depends on the machine, the length of the pieces and the state of the caches;
+/// the limit is the best of all methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Plain {
@@ -14,13 +16,13 @@ pub enum Plain {
     Memcpy,
     /// 256-bit streaming stores.
     Streaming,
-    /// 256-bit streaming stores to the two halves of a piece in turns: two streams of memory
-    /// accesses are faster than one.
+    /// 256-bit streaming stores that alternate between the two halves of a piece. Two streams of
+    /// memory accesses are faster than one.
     StreamingHalves,
 }
 
 impl Plain {
-    /// All ways that this machine has.
+    /// Returns all methods that this machine supports.
     #[must_use]
     pub fn all() -> Vec<Self> {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -30,7 +32,7 @@ impl Plain {
         vec![Self::Memcpy]
     }
 
-    /// The name, for tables.
+    /// Returns the name, for tables.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -40,16 +42,19 @@ impl Plain {
         }
     }
 
-    /// Copies pieces from `src` to `dst`, in order, in the calling thread; a piece's addresses are
-    /// offsets in the two. On return the bytes are visible to every thread that is told.
+    /// Copies pieces from `src` to `dst`, in order, in the calling thread.
+    ///
+    /// The addresses of a piece are offsets in the two buffers. After the call, the bytes are
+    /// visible to every thread that synchronizes with this one.
     ///
     /// Streaming stores need a destination aligned to 32 bytes and lengths that are multiples of
-    /// 512; other pieces, and all on a machine that has none, are copied by `memcpy`.
+    /// 512. Other pieces, and all pieces on a machine without such stores, are copied with
+    /// `memcpy`.
     ///
     /// # Errors
     ///
-    /// Before the first byte: [`Error::OutOfBounds`], [`Error::ReadOnly`], [`Error::Elsewhere`],
-    /// and [`Error::Overlap`] when the two buffers share memory.
+    /// Before the first byte is copied: [`Error::OutOfBounds`], [`Error::ReadOnly`],
+    /// [`Error::Elsewhere`], and [`Error::Overlap`] if the two buffers share memory.
     pub fn copy(self, src: &Buffer, dst: &Buffer, pieces: &[Span]) -> Result<()> {
         src.check_host()?;
         dst.check_host()?;

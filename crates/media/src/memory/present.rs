@@ -13,22 +13,23 @@ use rustix::mm::Advice;
 const RUN_MIN: usize = 16;
 
 impl Mapping {
-    /// Brings the pages of a range into memory and maps them for reading.
+    /// Loads the pages of a range into memory and maps them for reading.
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfBounds`]; [`Error::Io`] when a page cannot be had, instead of the `SIGBUS`
-    /// that touching it would be.
+    /// [`Error::OutOfBounds`]. [`Error::Io`] if a page cannot be loaded; accessing it would cause a
+    /// `SIGBUS`.
     pub fn populate_read(&self, offset: u64, len: u64) -> Result<()> {
         self.populate(offset, len, Advice::LinuxPopulateRead)
     }
 
-    /// Allocates the pages of a range and maps them for writing; their content stays. Of anonymous
-    /// memory they are huge ones where the system has them.
+    /// Allocates the pages of a range and maps them for writing, without changing their content.
+    ///
+    /// Anonymous memory gets huge pages if the system provides them.
     ///
     /// # Errors
     ///
-    /// As [`Mapping::populate_read`], and [`Error::ReadOnly`].
+    /// The errors of [`Mapping::populate_read`], and [`Error::ReadOnly`].
     pub fn populate_write(&self, offset: u64, len: u64) -> Result<()> {
         let at = self.at(offset, len)?;
         self.check_writable(at)?;
@@ -38,12 +39,14 @@ impl Mapping {
         self.populate(offset, len, Advice::LinuxPopulateWrite)
     }
 
-    /// Maps the pages of a range: of a file those that are in memory already, for reading, so that
-    /// nothing is read from its disk; of other media all, for whatever the mapping is for.
+    /// Maps the pages of a range in advance, without reading from a disk.
+    ///
+    /// For a file, it maps the pages that are in memory already, for reading. For other media it
+    /// maps all pages, for the access mode of the mapping.
     ///
     /// # Errors
     ///
-    /// As [`Mapping::populate_read`].
+    /// The errors of [`Mapping::populate_read`].
     pub fn populate_resident(&self, offset: u64, len: u64) -> Result<()> {
         if self.kind() != Kind::File || len == 0 {
             return match self.access() {
@@ -58,7 +61,7 @@ impl Mapping {
         let failed = unsafe { libc::mincore(first, bytes, pages.as_mut_ptr()) } != 0;
         if failed {
             let error = io::Error::last_os_error();
-            return Err(Error::io("look for the pages of", self.name(), error));
+            return Err(Error::io("find the resident pages of", self.name(), error));
         }
         let mut begin = 0;
         for run in pages.chunk_by(|a, b| a & 1 == b & 1) {
@@ -71,12 +74,14 @@ impl Mapping {
         Ok(())
     }
 
-    /// What may be other than zeros of a range, as (offset, length): of a file what was ever
-    /// written there, as far as its file system knows, else all of it.
+    /// Returns the parts of a range that may contain other bytes than zeros, as (offset, length).
+    ///
+    /// For a file these are the ranges that were ever written, as far as its file system reports
+    /// them; otherwise the whole range.
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfBounds`]; [`Error::Io`] in a forked child.
+    /// [`Error::OutOfBounds`]. [`Error::Io`] in a forked child.
     pub fn written(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64)>> {
         self.at(offset, len)?;
         self.opened().written(offset, len)

@@ -17,13 +17,37 @@ use crate::buffers::{self, Parsed};
 use crate::keep::{self, Keep};
 use crate::{errors, log, wait};
 
-/// One process's part in moving bytes between processes and hosts. A context manager: leaving it
-/// closes it.
+/// Moves bytes between the memory of this process and of other processes and hosts.
 ///
-/// `listen` is where peers connect to, "127.0.0.1:0" unless given; None: nobody can. The options
-/// are those of docs/transfer.md.
+/// A context manager: leaving the block closes the engine. In `kvdepot.transfer` its name is
+/// `Engine`; docs/transfer.md has the guarantees.
 ///
-/// Raises ConfigError for wrong options, and Error where it cannot listen.
+/// Args:
+///     listen: Address and port for peers. Default: "127.0.0.1:0", a free port of the loopback
+///         interface. None: peers cannot connect.
+///     token: Shared secret of all engines, a text or bytes. Default: none.
+///     tls_certificate: PEM file with the certificate of this engine and the intermediate ones. Set
+///         all three files or none.
+///     tls_key: PEM file with its key.
+///     tls_ca: PEM file with the authorities that sign the certificates of peers.
+///     tls_name: DNS name or address that certificates of targets must have. Default: the address
+///         used to connect.
+///     allow_unauthenticated: Listen beyond loopback without a token and TLS.
+///     streams: Connections per peer, and threads for copies on one host, 1 to 64.
+///     slice_size: Most bytes of a slice, 4KiB to 32MiB.
+///     tail_merge: A shorter rest joins the slice before it, in bytes, 0 to `slice_size`.
+///     watermark: Slices that are ready before the first is sent, at least 1.
+///     window: Slices per connection without a response, 1 to 1024.
+///     local: Use shared memory for peers on this host.
+///     rdma: Names of the RDMA devices. Default: all that are found; with TLS none.
+///     checksum: Protect each slice with an XXH3-128.
+///     retries: Tries after a transfer error.
+///     timeout: Most time to connect, to open a name and for calls, 1ms to 1h: seconds, or a text.
+///     connections_max: Most connections from peers, 1 to 1048576.
+///
+/// Raises:
+///     ConfigError: An option is unknown, or its value is not allowed.
+///     Error: The engine cannot listen at `listen`.
 #[pyclass(frozen, module = "kvdepot.transfer")]
 pub(super) struct Engine {
     shared: Arc<Shared>,
@@ -122,7 +146,7 @@ fn read_name(given: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     match text.and_then(|text| text.to_str().ok()) {
         Some(text) => Ok(text.as_bytes().to_vec()),
         None => {
-            let (shown, allowed) = (errors::shown(given), "a text or bytes, 1 to 1024 bytes");
+            let (shown, allowed) = (errors::shown(given), "a string or bytes, 1 to 1024 bytes long");
             Err(errors::input(given.py(), "name", shown, allowed))
         }
     }
@@ -132,7 +156,7 @@ fn read_name(given: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
 fn read_lasts(py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<Duration>> {
     match seconds {
         Some(seconds) if seconds.is_nan() || seconds <= 0.0 => {
-            let allowed = "seconds above 0, or None: until it is withdrawn";
+            let allowed = "seconds above 0, or None to publish it until it is withdrawn";
             Err(errors::input(py, "lasts", seconds, allowed))
         }
         seconds => wait::timeout(py, seconds),
@@ -156,23 +180,44 @@ impl Engine {
         Ok(Engine { shared })
     }
 
-    /// Where peers connect to; None where nobody can.
+    /// Address and port where peers connect; None without a listener.
     #[getter]
     fn address(&self, py: Python<'_>) -> PyResult<Option<String>> {
         let address = self.shared.engine(py)?.address();
         Ok(address.map(|address| address.to_string()))
     }
 
-    /// Lets batches use memory of this process. `buffers` is as in put; each range is registered
-    /// once at a time. The objects are kept as long as it is.
+    /// Registers memory of this process, so that batches may use it.
+    ///
+    /// Args:
+    ///     buffers: Contiguous memory, as in `Namespace.put`. A range cannot be registered twice at
+    ///         the same time.
+    ///
+    /// Returns:
+    ///     The registration. It keeps the objects alive, and ends when it is closed or dropped.
+    ///
+    /// Raises:
+    ///     InputError: A buffer is unsuitable, or is registered already. Then no buffer is
+    ///         registered.
     fn register(&self, buffers: &Bound<'_, PyAny>) -> PyResult<Registered> {
         let (made, keep) = self.with_memory(buffers, |engine, all| engine.register(all))?;
         Ok(Registered::new(made, keep, &self.shared))
     }
 
-    /// Lets peers use memory of this process under a name, one buffer after the other as one range,
-    /// for `lasts` seconds or until it is closed. `rights` is what they may do: "read", "write" or
-    /// "both".
+    /// Lets peers use memory of this process under a name.
+    ///
+    /// Args:
+    ///     name: Name of 1 to 1024 bytes, as a text or bytes.
+    ///     buffers: Contiguous memory, as in `Namespace.put`. Peers see one range, in the order of
+    ///         the buffers.
+    ///     rights: Access of peers: "read", "write" or "both". Default: "read".
+    ///     lasts: Seconds until the grant expires. Default: until it is closed.
+    ///
+    /// Returns:
+    ///     The grant. It keeps the objects alive, and ends when it is closed or dropped.
+    ///
+    /// Raises:
+    ///     InputError: The name is in use, or a buffer or argument is unsuitable.
     #[pyo3(signature = (name, buffers, rights = None, lasts = None))]
     fn publish(
         &self,
@@ -191,7 +236,20 @@ impl Engine {
         Ok(Published::new(made, keep, &self.shared))
     }
 
-    /// As `publish`, under a name that nobody can guess: who is told it has the right.
+    /// Lets peers use memory of this process under a random name.
+    ///
+    /// The name is the right: a process that receives it can use the memory.
+    ///
+    /// Args:
+    ///     buffers: Contiguous memory, as in `publish`.
+    ///     rights: Access of peers: "read", "write" or "both". Default: "read".
+    ///     lasts: Seconds until the grant expires. Default: until it is closed.
+    ///
+    /// Returns:
+    ///     The grant; its `name` is for a peer's `open`.
+    ///
+    /// Raises:
+    ///     InputError: A buffer or argument is unsuitable.
     #[pyo3(signature = (buffers, rights = None, lasts = None))]
     fn grant(
         &self,
@@ -207,9 +265,19 @@ impl Engine {
         Ok(Published::new(made, keep, &self.shared))
     }
 
-    /// Opens what the engine at `address` has published under a name.
+    /// Opens memory that another engine has published.
     ///
-    /// Raises Error where nobody answers there, or nothing is published under it.
+    /// Args:
+    ///     address: Address and port of that engine, such as "10.0.0.2:7000".
+    ///     name: The published name.
+    ///
+    /// Returns:
+    ///     The remote memory, for requests of this engine.
+    ///
+    /// Raises:
+    ///     Error: The engine does not respond or rejects this one, or the name is not published
+    ///         there.
+    ///     InputError: An argument is unsuitable.
     fn open(
         &self,
         py: Python<'_>,
@@ -230,13 +298,30 @@ impl Engine {
         Ok(Remote::new(remote, &self.shared))
     }
 
-    /// Moves bytes; answers at once. `requests` is a sequence of (op, local, remote, offset,
-    /// length): "read" or "write", an address in registered memory or an object that begins there,
-    /// a Remote, where in it, bytes. Or each of them is a column: one value for all requests, or an
-    /// array with one for each, `submit(op="read", local=…, remote=…, offset=…, length=…)`.
+    /// Starts a batch of reads and writes in the background.
     ///
-    /// What is not done after `timeout` seconds has failed. `priority` is "urgent", "normal" or
-    /// "background". `callback(task)` is called when it is over, in a thread of the engine's.
+    /// Requests of a batch run in any order. A request that fails does not affect the others. For
+    /// thousands of requests pass columns, each an array or one value for all: `submit(op="read",
+    /// local=…, remote=…, offset=…, length=…)`.
+    ///
+    /// Args:
+    ///     requests: Tuples (op, local, remote, offset, length), instead of columns. In a tuple,
+    ///         `local` may also be an object that begins in registered memory.
+    ///     timeout: Seconds after which unfinished requests fail.
+    ///     priority: "urgent", "normal" or "background". Default: "normal".
+    ///     callback: Called with the task at its end, in a thread of the engine.
+    ///     op: "read" copies from the remote, "write" copies to it.
+    ///     local: Address in registered memory.
+    ///     remote: Memory that `open` returned.
+    ///     offset: Position in the remote memory, in bytes.
+    ///     length: Bytes to copy.
+    ///
+    /// Returns:
+    ///     The task, with one status per request.
+    ///
+    /// Raises:
+    ///     InputError: A request is malformed. Then no request is started.
+    ///     ClosedError: The engine was closed.
     #[pyo3(signature = (
         requests = None, *, timeout = 30.0, priority = None, callback = None, **columns
     ))]
@@ -260,8 +345,27 @@ impl Engine {
         Ok(task)
     }
 
-    /// Moves bytes, and waits until it is over; the arguments are those of `submit`. On Ctrl-C it
-    /// is cancelled.
+    /// Moves a batch and waits for its end.
+    ///
+    /// The arguments are those of `submit`. Ctrl-C cancels the batch.
+    ///
+    /// Args:
+    ///     requests: Tuples (op, local, remote, offset, length), instead of columns. In a tuple,
+    ///         `local` may also be an object that begins in registered memory.
+    ///     timeout: Seconds after which unfinished requests fail.
+    ///     priority: "urgent", "normal" or "background". Default: "normal".
+    ///     op: "read" copies from the remote, "write" copies to it.
+    ///     local: Address in registered memory.
+    ///     remote: Memory that `open` returned.
+    ///     offset: Position in the remote memory, in bytes.
+    ///     length: Bytes to copy.
+    ///
+    /// Returns:
+    ///     The task, which has ended.
+    ///
+    /// Raises:
+    ///     InputError: A request is malformed. Then no request is started.
+    ///     ClosedError: The engine was closed.
     #[pyo3(signature = (requests = None, *, timeout = 30.0, priority = None, **columns))]
     fn run<'py>(
         &self,
@@ -281,13 +385,20 @@ impl Engine {
         }
     }
 
-    /// Ends a task before it is over, and waits for that: nothing touches its memory then. What was
-    /// done stays done.
+    /// Ends a task early and waits until its memory is no longer used.
+    ///
+    /// Requests that are done stay done.
+    ///
+    /// Args:
+    ///     task: A task of this engine.
+    ///
+    /// Raises:
+    ///     InputError: The task is of another engine.
     fn cancel(&self, py: Python<'_>, task: &Bound<'_, Task>) -> PyResult<()> {
         let engine = self.shared.engine(py)?;
         let task = task.get();
         if !Arc::ptr_eq(&task.shared, &self.shared) {
-            let (value, allowed) = ("a Task of another engine", "one that this engine has begun");
+            let (value, allowed) = ("a Task of another engine", "a Task that this engine started");
             return Err(errors::input(py, "task", value, allowed));
         }
         py.detach(|| engine.cancel(&task.batch));
@@ -295,7 +406,11 @@ impl Engine {
         Ok(())
     }
 
-    /// What it has done so far.
+    /// Returns counters since the engine was created.
+    ///
+    /// Returns:
+    ///     A dictionary of counts, such as `requests`, `bytes`, `connections` from peers, and
+    ///     `refused_greetings` (failed handshakes).
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let engine = self.shared.engine(py)?;
         let stats = py.detach(|| engine.stats());
@@ -317,14 +432,15 @@ impl Engine {
         Ok(shown)
     }
 
-    /// Whether it was closed, and calls are refused.
+    /// True after `close`: calls raise `ClosedError`.
     #[getter]
     fn closed(&self) -> bool {
         self.shared.is_closed()
     }
 
-    /// Ends all that is under way, of this engine and of others with it, and waits until callbacks
-    /// have been told. Closing again waits for the first.
+    /// Ends all tasks and waits for their callbacks.
+    ///
+    /// Tasks of other engines with this one end too. A second `close` waits for the first.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.close_from(py)?;
         keep::sweep(py);

@@ -53,8 +53,10 @@ impl<T: Send> Drop for Held<T> {
     }
 }
 
-/// Memory that batches may use, until it is closed or this object is dropped; a batch that uses it
-/// then keeps it until it is over. A context manager: leaving it closes it.
+/// Memory of this process that batches may use, until it is closed or this object is dropped.
+///
+/// A batch in progress keeps the memory until the batch ends. A context manager: leaving the block
+/// closes it.
 #[pyclass(frozen, module = "kvdepot.transfer")]
 pub(super) struct Registered {
     held: Held<transfer::Registered>,
@@ -74,7 +76,7 @@ impl Registered {
 
 #[pymethods]
 impl Registered {
-    /// Lets no more batches use it.
+    /// Ends the registration for later batches.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.held.close(py)?;
         keep::sweep(py);
@@ -104,8 +106,10 @@ fn traverse(shared: &Shared, keep: &Keep, visit: &PyVisit<'_>) -> Result<(), PyT
     }
 }
 
-/// Memory that peers may use under a name, until it is closed or this object is dropped, or its
-/// time is over. A context manager: leaving it closes it.
+/// Memory of this process that peers may use under a name.
+///
+/// The grant ends when it is closed or expires, or when this object is dropped. A context manager:
+/// leaving the block closes it.
 #[pyclass(frozen, module = "kvdepot.transfer")]
 pub(super) struct Published {
     held: Held<transfer::Published>,
@@ -127,13 +131,13 @@ impl Published {
 
 #[pymethods]
 impl Published {
-    /// What peers open it by.
+    /// The name under which peers open the memory.
     #[getter]
     fn name<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.name)
     }
 
-    /// Withdraws it: when this returns no peer touches the memory any more.
+    /// Withdraws the memory and waits until peers have stopped using it.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.held.close(py)?;
         keep::sweep(py);
@@ -154,8 +158,10 @@ impl Published {
     }
 }
 
-/// Memory of a peer, as it was opened. The peer is told when it is closed, or when this object and
-/// the batches that use it are gone.
+/// Memory of a peer, as `TransferEngine.open` returned it.
+///
+/// The peer is notified when this object is closed, or when it and the batches that use it are
+/// dropped. A context manager: leaving the block closes it.
 #[pyclass(frozen, module = "kvdepot.transfer")]
 pub(super) struct Remote {
     held: Held<transfer::Remote>,
@@ -192,42 +198,42 @@ impl Remote {
         // First: another engine may be another process's.
         if !Arc::ptr_eq(&self.held.shared, shared) {
             let value = "a Remote of another engine";
-            return Err(refuse(value, "what this engine's open has answered"));
+            return Err(refuse(value, "a Remote that `open` of this engine returned"));
         }
         let remote = self.held.what.lock();
         remote
             .clone()
-            .ok_or_else(|| refuse("a Remote that was closed", "one that is open"))
+            .ok_or_else(|| refuse("a closed Remote", "an open Remote"))
     }
 }
 
 #[pymethods]
 impl Remote {
-    /// How many bytes it has.
+    /// Size of the memory in bytes.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.bytes
     }
 
-    /// What it allows: "read", "write" or "both".
+    /// Allowed access: "read", "write" or "both".
     #[getter]
     fn rights(&self) -> &str {
         self.rights
     }
 
-    /// How many seconds it lasted when it was opened; None: until it is withdrawn.
+    /// Remaining seconds of the grant when it was opened; None if it does not expire.
     #[getter]
     fn lasts(&self) -> Option<f64> {
         self.lasts
     }
 
-    /// The address of its peer.
+    /// Address and port of the peer.
     #[getter]
     fn address(&self) -> &str {
         &self.address
     }
 
-    /// Lets it go. Batches that use it go on.
+    /// Closes the memory for later batches. Batches in progress continue.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.held.close(py)
     }

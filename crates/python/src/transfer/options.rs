@@ -7,7 +7,7 @@ use pyo3::types::{PyBytes, PyDict, PyString};
 use super::shared::refusal;
 use crate::{errors, settings};
 
-const LISTEN: &str = "an address and a port such as \"127.0.0.1:0\", or None to listen nowhere";
+const LISTEN: &str = "an address and a port, such as \"127.0.0.1:0\", or None for no listener";
 
 /// What peers connect to.
 pub(super) enum Listen<'py> {
@@ -73,7 +73,7 @@ fn token(given: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     };
     read.filter(|token| !token.is_empty()).ok_or_else(|| {
         let kind = format!("of type {}", errors::kind(given));
-        let allowed = "a text or bytes, at least one, or None";
+        let allowed = "a string or bytes, at least one byte long, or None";
         errors::config(given.py(), "token", kind, allowed)
     })
 }

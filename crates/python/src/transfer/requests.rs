@@ -19,8 +19,8 @@ const COLUMNS: [&str; 5] = ["op", "local", "remote", "offset", "length"];
 
 const ROW: &str = "a tuple (op, local, remote, offset, length)";
 
-const NUMBERS: &str = "a whole number from 0 below 2^64, or one a request: 64-bit integers of this \
-                       machine's byte order in an array or another buffer, or a sequence";
+const NUMBERS: &str = "a whole number, 0 to 2^64 - 1, or one per request: a sequence, or an array \
+                       or other buffer of 64-bit integers in native byte order";
 
 const OPS: &str = "\"read\" or \"write\"";
 
@@ -71,13 +71,13 @@ impl Requests {
             (Some(rows), None) => of_rows(py, shared, rows),
             (None, Some(columns)) => of_columns(py, shared, columns),
             (None, None) => {
-                let allowed = "a sequence of tuples, or columns by their names";
+                let allowed = "a sequence of tuples, or one keyword argument per column";
                 Err(errors::input(py, "requests", "None", allowed))
             }
             (Some(_), Some(columns)) => {
                 let names = errors::shown(columns.keys().as_any());
-                let value = format!("a sequence beside the columns {names}");
-                Err(errors::input(py, "requests", value, "one or the other"))
+                let value = format!("both a sequence and the columns {names}");
+                Err(errors::input(py, "requests", value, "only one of them"))
             }
         }
     }
@@ -126,7 +126,7 @@ impl<'a, 'py> Remotes<'a, 'py> {
                 self.py,
                 field(),
                 shown,
-                "a Remote, as open answers it",
+                "a Remote, as `open` returns it",
             ));
         };
         self.all.push(remote.get().of(self.py, self.shared, field)?);
@@ -193,7 +193,7 @@ fn one_op(given: &Bound<'_, PyAny>, field: &dyn Fn() -> String) -> PyResult<Op> 
 
 fn number(given: &Bound<'_, PyAny>, field: &dyn Fn() -> String) -> PyResult<u64> {
     given.extract().map_err(|_| {
-        let allowed = "a whole number from 0 below 2^64";
+        let allowed = "a whole number, 0 to 2^64 - 1";
         errors::input(given.py(), field(), errors::shown(given), allowed)
     })
 }
@@ -226,15 +226,15 @@ fn of_columns(
         if !COLUMNS.contains(&&*name) {
             let near = nearest(COLUMNS.into_iter(), &name);
             let near = near.map_or(String::new(), |(near, _)| {
-                format!("did you mean {near:?}? ")
+                format!("; did you mean {near:?}?")
             });
-            let allowed = format!("{near}known are {}", COLUMNS.join(", "));
+            let allowed = format!("one of {}{near}", COLUMNS.join(", "));
             return Err(errors::input(py, name, "an unknown column", allowed));
         }
     }
     let given = |name: &str| {
         let found = columns.get_item(name)?;
-        found.ok_or_else(|| errors::input(py, name, "a column that is not given", "all five"))
+        found.ok_or_else(|| errors::input(py, name, "a missing column", "all five columns"))
     };
     let op = ops(&given("op")?)?;
     let local = numbers("local", &given("local")?)?;
@@ -254,7 +254,7 @@ fn of_columns(
         match (first, len) {
             (None, Some(len)) => first = Some((name, len)),
             (Some((other, count)), Some(len)) if len != count => {
-                let allowed = format!("one value, or {count} as in {other}");
+                let allowed = format!("one value, or {count} values as in {other}");
                 return Err(errors::input(py, name, format!("{len} values"), allowed));
             }
             _ => {}
@@ -277,7 +277,7 @@ fn ops(given: &Bound<'_, PyAny>) -> PyResult<Column<Op>> {
         return Ok(Column::Same(one_op(given, &|| "op".to_owned())?));
     }
     let items = given.try_iter().map_err(|_| {
-        let allowed = format!("{OPS}, or one a request");
+        let allowed = format!("{OPS}, or a sequence with one per request");
         errors::input(given.py(), "op", errors::shown(given), allowed)
     })?;
     let ops = items.enumerate().map(|(index, item)| {
@@ -298,7 +298,7 @@ fn which<'py>(
     }
     let py = given.py();
     let items = given.try_iter().map_err(|_| {
-        let allowed = "a Remote, or one a request";
+        let allowed = "a Remote, or a sequence with one per request";
         errors::input(py, "remote", errors::shown(given), allowed)
     })?;
     let mut all = Vec::new();

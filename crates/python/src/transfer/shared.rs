@@ -52,7 +52,8 @@ impl Shared {
         if self.origin.is_here() {
             return Ok(());
         }
-        let word = "the engine belongs to the process this one was forked from; start one here";
+        let word = "the engine was started before this process was forked; start an engine in this \
+                    process";
         Err(errors::raise(py, StoreError::Closed(word)))
     }
 

@@ -45,8 +45,9 @@ impl Ended {
     }
 }
 
-/// A batch under way. Dropping it does not cancel it, and registered memory stays alive until it is
-/// no longer touched.
+/// A batch of requests in progress.
+///
+/// Dropping the task does not cancel it. Registered memory stays alive while the engine uses it.
 #[pyclass(frozen, module = "kvdepot.transfer")]
 pub(crate) struct Task {
     pub(super) batch: Batch,
@@ -135,11 +136,18 @@ impl Task {
 
 #[pymethods]
 impl Task {
-    /// Waits until nothing of it moves any more, and answers whether all requests are done;
-    /// `errors` says which are not. Works after `close`.
+    /// Waits until the engine has stopped using the memory of the batch.
     ///
-    /// Raises TimeoutError after `timeout` seconds; the task goes on until it is over by its own
-    /// time.
+    /// The call also works after `close`.
+    ///
+    /// Args:
+    ///     timeout: Seconds to wait. Default: no limit.
+    ///
+    /// Returns:
+    ///     True if all requests are done; `errors` has the others.
+    ///
+    /// Raises:
+    ///     TimeoutError: The wait timed out. The task continues until its own time-out.
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let limit = wait::timeout(py, timeout)?;
@@ -151,8 +159,12 @@ impl Task {
         Ok(self.answer())
     }
 
-    /// `await task` in a coroutine of asyncio: as `wait`. What cancels the coroutine does not
-    /// cancel the task.
+    /// Waits in a coroutine of asyncio until the batch has ended: `done = await task`.
+    ///
+    /// Cancelling the coroutine does not cancel the task.
+    ///
+    /// Returns:
+    ///     True if all requests are done, as `wait`.
     fn __await__<'py>(slf: &Bound<'py, Task>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
         slf.get().shared.check_process(py)?;
@@ -160,25 +172,36 @@ impl Task {
         wait.call1((slf,))?.call_method0("__await__")
     }
 
-    /// Whether nothing of it moves any more.
+    /// True when the engine has stopped using the memory of the batch.
     #[getter]
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         self.shared.check_process(py)?;
         Ok(self.ended.is_over())
     }
 
-    /// What `wait` would answer; None while something moves.
+    /// Returns the result of `wait` without waiting.
+    ///
+    /// Returns:
+    ///     True if all requests are done, False if one failed, None while the batch is in progress.
     fn poll(&self, py: Python<'_>) -> PyResult<Option<bool>> {
         Ok(self.done(py)?.then(|| self.answer()))
     }
 
-    /// What request `index` has come to: "pending", "done", or why it failed. Also while others
-    /// are under way.
+    /// Returns the status of one request, also while others are in progress.
+    ///
+    /// Args:
+    ///     index: Position of the request in the batch, from 0.
+    ///
+    /// Returns:
+    ///     "pending", "done", or the reason of the failure (docs/transfer.md).
+    ///
+    /// Raises:
+    ///     InputError: The batch has no such request.
     fn status<'py>(&self, py: Python<'py>, index: i128) -> PyResult<Bound<'py, PyString>> {
         let count = self.batch.len();
         let at = usize::try_from(index).ok().filter(|at| *at < count);
         let Some(at) = at else {
-            let allowed = format!("the position of one of {count} requests, from 0");
+            let allowed = format!("the index of one of the {count} requests, 0 or more");
             return Err(errors::input(py, "index", index, allowed));
         };
         Ok(match self.batch.status(at) {
@@ -188,7 +211,7 @@ impl Task {
         })
     }
 
-    /// A byte a request: 0 pending, 1 done, others as `STATUSES` of kvdepot.transfer names them.
+    /// One byte per request: 0 pending, 1 done; others as in `kvdepot.transfer.STATUSES`.
     #[getter]
     fn statuses<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         PyBytes::new_with(py, self.batch.len(), |bytes| {
@@ -199,8 +222,7 @@ impl Task {
         })
     }
 
-    /// Why requests failed, by their positions: local, range, rights, unknown, checksum, failed,
-    /// lost, timed_out, cancelled, closed.
+    /// The reason of each failed request, by its position in the batch.
     #[getter]
     fn errors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let errors = PyDict::new(py);
@@ -212,8 +234,16 @@ impl Task {
         Ok(errors)
     }
 
-    /// Calls `callback(task)` when it is over, in a thread of the engine's for that; at once, and
-    /// here, where it is. What it raises goes to `sys.unraisablehook`.
+    /// Calls a function with the task when the batch has ended.
+    ///
+    /// The call comes from a thread of the engine; if the batch has ended already, directly from
+    /// this method. An exception goes to `sys.unraisablehook`.
+    ///
+    /// Args:
+    ///     callback: Function of one argument, the task.
+    ///
+    /// Raises:
+    ///     InputError: `callback` cannot be called.
     fn add_done_callback(slf: &Bound<'_, Task>, callback: &Bound<'_, PyAny>) -> PyResult<()> {
         slf.get().shared.check_process(slf.py())?;
         Task::call(slf, callback, true)
@@ -226,7 +256,7 @@ impl Task {
     fn __repr__(&self) -> String {
         let word = match self.batch.statuses().all(|one| one != Status::Pending) {
             true => "over",
-            false => "under way",
+            false => "in progress",
         };
         format!(
             "<kvdepot.transfer.Task of {} requests, {word}>",

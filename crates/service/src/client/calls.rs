@@ -61,7 +61,7 @@ impl State {
     /// Sends what waits to be told, as far as that does not wait; whether nothing is left.
     fn tell(&mut self, socket: &UnixStream) -> Result<bool, Error> {
         if self.torn {
-            return Err(lost("a call was sent in part"));
+            return Err(lost("the connection failed while a call was being sent"));
         }
         while let Some(first) = self.told.front() {
             let (len, rest) = (first.len(), &first[self.sent..]);
@@ -360,7 +360,7 @@ impl<P: FnMut() -> Result<(), Why>> Read for Paced<'_, P> {
 fn error_of(why: Why, limit: Duration) -> Error {
     match why {
         Why::Interrupted => Error::Interrupted,
-        Why::Late => lost(format!("no answer within {} s", limit.as_secs_f64())),
+        Why::Late => lost(format!("no response within {} s", limit.as_secs_f64())),
     }
 }
 

@@ -291,8 +291,9 @@ impl Shared {
         };
         // The last owner's media go with its link: a new owner waits for all who may write them.
         drop(last);
-        tracing::warn!(socket = %self.socket.display(), "the depot's owner is gone: all is a \
-            miss until one listens there again");
+        tracing::warn!(socket = %self.socket.display(), "server disconnected; all lookups are \
+                                                         misses until a server listens on the \
+                                                         socket again");
         self.dial_aside();
     }
 
@@ -306,7 +307,7 @@ impl Shared {
         }
         let shared = Arc::clone(self);
         if let Err(error) = cpu::spawn("kvdepot-dial", move || shared.dial()) {
-            tracing::warn!(%error, "the depot's owner cannot be looked for");
+            tracing::warn!(%error, "cannot start the reconnect thread");
             self.state.lock().dialing = false;
         }
     }
@@ -327,7 +328,7 @@ impl Shared {
                     drop(state);
                     if self.attach().is_ok() {
                         tracing::info!(socket = %self.socket.display(),
-                            "the depot's owner is back");
+                            "server connected again");
                     }
                     state = self.state.lock();
                     match state.live() {

@@ -58,7 +58,7 @@ impl Declared {
         let client = self.client.upgrade().ok_or(Error::Closed(""))?;
         let _pass = client.gate.enter()?;
         if !client.about.groups {
-            return Err(client.fails("its release knows no groups"));
+            return Err(client.fails("its release does not support groups"));
         }
         let gone = || client.nobody();
         let link = client.dial.link().ok_or_else(gone)?;

@@ -321,7 +321,8 @@ impl Link {
                 }
                 Ok(Some(frame)) => {
                     if let Err(error) = self.handle(&frame).map_err(|error| self.named(error)) {
-                        tracing::error!(%error, "the owner sent what cannot be");
+                        tracing::error!(%error, "protocol error: invalid message from server; \
+                                                 disconnecting");
                         return;
                     }
                 }
@@ -348,9 +349,7 @@ impl Link {
                 *pinged = Some(clock::now());
             }
             Some(since) if since.elapsed() > self.limit.get() => {
-                tracing::warn!(
-                    "the depot's owner does not answer: it is taken for one that is gone"
-                );
+                tracing::warn!("server not responding; treating it as dead");
                 return Err(Why::Late);
             }
             Some(_) => {}
@@ -373,7 +372,7 @@ impl Link {
             }
             Verb::Refused => {
                 let say::Refused { error } = frame.read()?;
-                tracing::debug!(error = %Error::from(error), "a task was refused");
+                tracing::debug!(error = %Error::from(error), "the server rejected a task");
                 let call = self.tasks.lock().under_way.remove(&frame.number);
                 call.iter().for_each(|call| self.give_up(call));
             }
@@ -381,7 +380,13 @@ impl Link {
             Verb::Removed => self.mover.forget(frame.number as u32),
             Verb::Ping => {}
             Verb::Closing => self.ending.store(true, Ordering::Release),
-            verb => return Err(Error::input("verb", format!("{verb:?}"), "one of a task")),
+            verb => {
+                return Err(Error::input(
+                    "verb",
+                    format!("{verb:?}"),
+                    "a verb of a task",
+                ));
+            }
         }
         Ok(())
     }

@@ -96,7 +96,7 @@ impl Client {
         match ask(&link) {
             Err(Error::Closed(_)) => Ok(absent()),
             Err(error @ Error::Peer { .. }) => {
-                tracing::warn!(%error, "a call was not answered");
+                tracing::warn!(%error, "no response to a call");
                 Ok(absent())
             }
             answer => answer,
@@ -123,7 +123,7 @@ impl Client {
     }
 
     fn nobody(&self) -> Error {
-        self.fails("nobody serves there")
+        self.fails("not connected; no server is listening on this socket")
     }
 
     fn fails(&self, reason: &str) -> Error {

@@ -168,7 +168,7 @@ impl Verbs for Client {
         };
         let link = self.dial.end();
         if !self.gate.wait_empty(CLOSE_TIMEOUT) {
-            tracing::warn!("the owner did not end this process's tasks: they are given up");
+            tracing::warn!("server did not finish this process's tasks in time; they failed");
         }
         link.iter().for_each(|link| link.mover.close());
         self.dial.take_leave(link);
@@ -267,7 +267,7 @@ impl Verbs for Client {
         keys: &[Key],
     ) -> Result<Vec<Option<u64>>, Error> {
         if self.about.ack.is_none() {
-            return Err(self.fails("its release does not say what it has acknowledged"));
+            return Err(self.fails("its release does not support `acknowledged`"));
         }
         let call = say::Acknowledged {
             namespace,
@@ -522,7 +522,7 @@ fn name_of_pin(pin: &Pin) -> NameRow {
 fn check_count(answers: usize, keys: usize) -> Result<(), Error> {
     match answers == keys {
         true => Ok(()),
-        false => Err(broken(format!("{answers} answers for {keys} keys"))),
+        false => Err(broken(format!("{answers} results for {keys} keys"))),
     }
 }
 
@@ -540,7 +540,7 @@ fn places(
         let key = *key;
         let (row, file) = rows
             .next()
-            .ok_or_else(|| broken("a tier without a place"))?;
+            .ok_or_else(|| broken("a tier without a placement"))?;
         let place = row.of(Identity { namespace, key }, file.as_ref())?;
         Ok(Some((tier, place, file)))
     };

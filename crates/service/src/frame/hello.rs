@@ -218,13 +218,13 @@ impl Start {
 
     fn check(&self) -> Result<(), Error> {
         if self.magic != MAGIC {
-            return Err(broken("it does not speak kvdepot's protocol"));
+            return Err(broken("the other process does not use kvdepot's protocol"));
         }
         match self.version.get() {
             VERSION => Ok(()),
             other => Err(broken(format!(
-                "it speaks protocol version {other}, this release speaks {VERSION}: use the same \
-                 release on both sides"
+                "the other process uses protocol version {other}, this release uses {VERSION}; use \
+                 the same release on both sides"
             ))),
         }
     }
@@ -244,7 +244,7 @@ pub(crate) fn send_request(mut socket: &UnixStream, role: Role) -> Result<(), Er
     };
     socket
         .write_all(request.as_bytes())
-        .map_err(io("could not ask"))
+        .map_err(io("cannot send the request"))
 }
 
 /// What a request asks for, from as much of it as has come; `None` when that is not all.
@@ -269,7 +269,7 @@ pub(crate) fn read_request(bytes: &[u8]) -> Result<Option<Role>, Error> {
         2 => Ok(Some(Role::Client(Former { number, heard }))),
         3 => Ok(Some(Role::Tasks(number))),
         role => Err(broken(format!(
-            "role {role} is unknown: allowed are 0 (read), 1 (write), 2 (calls) and 3 (tasks)"
+            "role {role} is unknown; allowed: 0 (read), 1 (write), 2 (calls) and 3 (tasks)"
         ))),
     }
 }
@@ -305,7 +305,9 @@ pub(crate) fn send_refusal(mut socket: &UnixStream, reason: &str) -> Result<(), 
     let message = &reason.as_bytes()[..reason.len().min(MESSAGE_MAX)];
     let head = Start::new(message.len() as u32);
     let bytes = [head.as_bytes(), message].concat();
-    socket.write_all(&bytes).map_err(io("could not answer"))
+    socket
+        .write_all(&bytes)
+        .map_err(io("cannot send the response"))
 }
 
 /// Within [`fork::between_forks`](kvdepot_host::fork::between_forks).
@@ -320,13 +322,15 @@ pub(crate) fn receive_welcome(socket: &UnixStream) -> Result<Welcome, Error> {
     if status > 0 {
         let message = incoming.take(status.min(MESSAGE_MAX))?;
         let message = String::from_utf8_lossy(&message);
-        return Err(broken(format!("refused: {message}")));
+        return Err(broken(format!(
+            "the server rejected the request: {message}"
+        )));
     }
     let offer: Offer = incoming.row()?;
     let count = offer.media.get() as usize;
     if count >= fds::DESCRIPTORS_MAX {
         return Err(broken(format!(
-            "it offers {count} media, at most {} are allowed",
+            "it offers {count} media; allowed: at most {}",
             fds::DESCRIPTORS_MAX - 1
         )));
     }
@@ -334,7 +338,7 @@ pub(crate) fn receive_welcome(socket: &UnixStream) -> Result<Welcome, Error> {
     let known = known.collect::<Result<Vec<Medium>, Error>>()?;
     if incoming.fds.len() != 1 + count {
         return Err(broken(format!(
-            "{} descriptors came for the roster and {count} media",
+            "received {} descriptors for the roster and {count} media",
             incoming.fds.len()
         )));
     }
@@ -374,7 +378,7 @@ struct Incoming<'a> {
 impl Incoming<'_> {
     fn row<T: FromBytes>(&mut self) -> Result<T, Error> {
         let bytes = self.take(size_of::<T>())?;
-        T::read_from_bytes(&bytes).map_err(|_| broken("an answer that ends too early"))
+        T::read_from_bytes(&bytes).map_err(|_| broken("truncated response"))
     }
 
     /// No more than belongs to the answer: what follows are frames.

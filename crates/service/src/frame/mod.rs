@@ -65,15 +65,12 @@ impl Frame {
     /// What it carries: all of it, and nothing else.
     pub(crate) fn read<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Error> {
         let (value, rest) = postcard::take_from_bytes(&self.body).map_err(|error| match error {
-            postcard::Error::DeserializeUnexpectedEnd => broken("a frame that ends too early"),
-            other => broken(format!(
-                "a frame of {:?} that cannot be: {other}",
-                self.verb
-            )),
+            postcard::Error::DeserializeUnexpectedEnd => broken("truncated frame"),
+            other => broken(format!("malformed {:?} frame: {other}", self.verb)),
         })?;
         match rest.len() {
             0 => Ok(value),
-            more => Err(broken(format!("{more} bytes too many in a frame"))),
+            more => Err(broken(format!("{more} unexpected bytes in a frame"))),
         }
     }
 
@@ -154,13 +151,13 @@ impl Out {
 /// Verb, status, number and length of the body.
 pub(crate) fn head(bytes: &[u8]) -> Result<(Verb, u16, u64, usize), Error> {
     let head = Head::read_from_prefix(bytes);
-    let (head, _) = head.map_err(|_| broken("a frame that ends too early"))?;
+    let (head, _) = head.map_err(|_| broken("truncated frame"))?;
     let verb = Verb::of(head.verb.get())
         .ok_or_else(|| broken(format!("verb {} is unknown", head.verb)))?;
     let len = head.len.get() as usize;
     if len > BODY_MAX {
         return Err(broken(format!(
-            "a frame of {len} bytes: at most {BODY_MAX} are allowed"
+            "frame of {len} bytes; allowed: at most {BODY_MAX}"
         )));
     }
     Ok((verb, head.status.get(), head.number.get(), len))

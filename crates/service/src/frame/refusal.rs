@@ -87,7 +87,7 @@ impl From<Refusal> for Error {
                 value,
                 allowed,
             } => Error::input(field, value, allowed),
-            Refusal::Closed => Error::Closed(": its owner closes it"),
+            Refusal::Closed => Error::Closed(": its server is closing"),
             Refusal::Full {
                 tier,
                 requested,

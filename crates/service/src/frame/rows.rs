@@ -94,7 +94,7 @@ impl Keys<'_> {
     /// The keys, where they are no more than a call may have.
     pub(crate) fn allowed(&self) -> Result<&[Key], Error> {
         if self.0.len() > KEYS_MAX {
-            let allowed = format!("at most {KEYS_MAX} keys a call of a served depot");
+            let allowed = format!("at most {KEYS_MAX} keys per call to a served depot");
             return Err(Error::input("keys", self.0.len(), allowed));
         }
         Ok(&self.0)
@@ -121,7 +121,10 @@ pub(crate) fn split<'a, T>(
 ) -> Result<impl Iterator<Item = &'a [T]>, Error> {
     let whole: u64 = lens.iter().map(|len| u64::from(len.get())).sum();
     if whole != all.len() as u64 {
-        return Err(broken(format!("{} where {whole} are listed", all.len())));
+        return Err(broken(format!(
+            "{} entries, but {whole} were announced",
+            all.len()
+        )));
     }
     Ok(lens.iter().map(move |len| {
         let (now, rest) = all.split_at(len.get() as usize);
@@ -222,7 +225,7 @@ impl PlaceRow {
             None => len <= extents.room(),
         };
         if !fits || parts == 0 {
-            return Err(broken("a place whose lengths do not fit"));
+            return Err(broken("a placement with inconsistent lengths"));
         }
         Ok(Place {
             token: self.token.into(),

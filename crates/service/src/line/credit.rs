@@ -91,8 +91,8 @@ impl Credits {
                 count,
             }),
             Err(used) => {
-                let allowed = format!("at most {} under way for a client", self.limit);
-                let value = format!("{count} more than {used}");
+                let allowed = format!("at most {} in progress per client", self.limit);
+                let value = format!("{count} in addition to {used}");
                 Err(Error::input(what, value, allowed))
             }
         }

@@ -80,7 +80,7 @@ impl Incoming {
                 return Ok(false);
             }
             if count == 0 {
-                return Err(broken("it ended in the middle of a frame"));
+                return Err(broken("the connection was closed in the middle of a frame"));
             }
             self.end += count;
         }

@@ -67,7 +67,7 @@ impl Outbox {
             let limit = self.limit;
             tracing::warn!(
                 limit,
-                "a peer does not read what it is told: its connection ends"
+                "peer does not read its messages; closing its connection"
             );
             state.ended = true;
             state.waiting = Vec::new();

@@ -73,5 +73,5 @@ pub(crate) fn shake_hands(
 }
 
 fn late(patience: Duration) -> String {
-    format!("no answer within {} s", patience.as_secs_f64())
+    format!("no response within {} s", patience.as_secs_f64())
 }

@@ -34,8 +34,12 @@ impl Doors {
             match open(&medium, &fd) {
                 Ok(Some(door)) => doors.push((medium.number, door)),
                 // Everything else is reached all the same.
-                Ok(None) => tracing::warn!("no way to other hosts: what is there is not loaded"),
-                Err(error) => tracing::warn!(%error, "what is on other hosts is not loaded"),
+                Ok(None) => tracing::warn!(
+                    "no remote reader for this tier; its blocks are \
+                                            misses"
+                ),
+                Err(error) => tracing::warn!(%error, "cannot create the remote reader; blocks \
+                                                      of other hosts are misses"),
             }
         }
     }
@@ -66,7 +70,7 @@ impl Doors {
 
 fn open(medium: &Medium, fd: &LockFd) -> Result<Option<Arc<dyn Door>>, Error> {
     let io = |source| Error::Io {
-        path: "door".into(),
+        path: "cannot exchange the address of a remote reader".into(),
         source,
     };
     let file = File::from(fd.fd()?.try_clone_to_owned().map_err(io)?);

@@ -42,7 +42,7 @@ impl Files {
         let open = |(medium, fd): (Medium, LockFd)| {
             let direct = medium.kind == Kind::Directory { direct: true };
             let twin = fd.fd()?.try_clone_to_owned().map_err(|source| Error::Io {
-                path: "directory".into(),
+                path: "cannot duplicate the descriptor of a directory".into(),
                 source,
             })?;
             let dir = Arc::new(Dir::adopt(twin)?);
@@ -76,7 +76,7 @@ impl Files {
             .hands(directory.dir.may_be_far())
             .and_then(|hands| BlockFile::open(&directory, at, access, hands));
         opened.unwrap_or_else(|error| {
-            tracing::warn!(%error, number, "a block's file cannot be opened");
+            tracing::warn!(%error, number, "cannot open the file of a block");
             None
         })
     }

@@ -7,7 +7,7 @@ use kvdepot_media::{Checksum, Ticket};
 use kvdepot_store::Journal;
 use parking_lot::Mutex;
 
-/// A batch under way. Dropping it changes nothing for the batch.
+/// A batch of copies in progress. Dropping the value does not cancel the batch.
 pub struct MoveJob {
     pub(crate) ticket: Ticket,
     pub(crate) report: Arc<Mutex<Report>>,
@@ -26,47 +26,52 @@ pub(crate) struct Report {
 }
 
 impl MoveJob {
-    /// Waits until no lane touches the caller's memory any more; false when `timeout` passed
-    /// first.
+    /// Waits until the copy threads no longer use the caller's memory.
+    ///
+    /// `timeout` is the maximum time to wait; `None`: unlimited. Returns false at the time-out.
     #[must_use]
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         self.ticket.wait(timeout)
     }
 
-    /// Whether that is so now.
+    /// Returns true if the copy threads no longer use the caller's memory.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.ticket.is_done()
     }
 
-    /// The checksum of each part that was moved, and matched where one was expected; `None` for
-    /// the others. All `None` before the job is done.
+    /// Returns the checksum of each part that was copied, and that matched if one was expected.
+    ///
+    /// The result of other parts is `None`. Before the job is done, all are `None`.
     #[must_use]
     pub fn checksums(&self) -> Vec<Option<Checksum>> {
         self.report.lock().moved.clone()
     }
 
-    /// Which parts have another checksum than they should. Those that are neither here nor among
-    /// [`MoveJob::checksums`] were not moved: nothing is known about their bytes.
+    /// Returns for each part whether its checksum differs from the expected one.
+    ///
+    /// Parts that are neither corrupt nor among [`MoveJob::checksums`] were not copied, and their
+    /// bytes are unknown.
     #[must_use]
     pub fn corrupt(&self) -> Vec<bool> {
         self.report.lock().corrupt.clone()
     }
 
-    /// Bytes of the batch.
+    /// Returns the bytes of the batch.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// From the call to the end of the last lane; so far, while it is under way.
+    /// Returns the time from the call to the end of the last copy, or to now while the job is in
+    /// progress.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         let elapsed = self.report.lock().elapsed;
         elapsed.unwrap_or_else(|| self.journal.elapsed())
     }
 
-    /// Why something failed, if something did; for people.
+    /// Returns a message about the first failure, if there was one.
     #[must_use]
     pub fn error(&self) -> Option<String> {
         self.report.lock().error.clone()

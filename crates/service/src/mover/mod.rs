@@ -35,7 +35,54 @@ use held::Held;
 use job::{MoveJob, Report};
 use media::Media;
 
-/// Moves bytes for an owner in another process of this host.
+/// A worker: copies bytes between its memory and the media of a depot in another process.
+///
+/// The scheduler of an engine reserves or pins blocks and sends their placements to its workers.
+///
+/// # Examples
+///
+/// ```
+/// use kvdepot_service::Mover;
+/// use kvdepot_store::{BlockBuffers, Buffer, Config, Key, NamespaceSpec};
+/// use serde_json::json;
+///
+/// let dir = tempfile::tempdir()?;
+/// let socket = dir.path().join("depot.sock");
+/// let settings = json!({"cache": {"capacity": "1MiB"}, "socket": socket});
+/// let depot = kvdepot_service::open(&Config::new("Cache", &settings)?)?;
+/// # let spec = NamespaceSpec {
+/// #     model: "m".into(),
+/// #     dtype: "bfloat16".into(),
+/// #     block_tokens: 16,
+/// #     ..NamespaceSpec::default()
+/// # };
+/// let blocks = depot.namespace(&spec)?;
+///
+/// // The scheduler reserves a block of one part and sends the placement to a worker.
+/// let key = Key([1; 32]);
+/// let reservations = blocks.reserve(&[(key, vec![4096])])?;
+/// let reservations: Vec<_> = reservations.into_iter().flatten().collect();
+/// let placements = [reservations[0].placement()];
+///
+/// // The worker, in another process, copies part 0 and returns its checksum.
+/// let worker = Mover::attach(&socket, Some(1), true)?;
+/// let memory = BlockBuffers::whole([Buffer::from_vec(vec![7; 4096])]);
+/// let job = worker.store(&placements, &memory, 0)?;
+/// assert!(job.wait(None));
+/// let checksums: Vec<_> = job.checksums().into_iter().flatten().collect();
+///
+/// // The scheduler publishes the block, and pins it for a load.
+/// assert_eq!(blocks.commit(&reservations, &[checksums])?, [true]);
+/// let pins: Vec<_> = blocks.pin(&[key], false)?.into_iter().flatten().collect();
+/// let memory = Buffer::from_vec(vec![0; 4096]);
+/// let buffers = BlockBuffers::whole([memory.clone()]);
+/// let job = worker.load(&[pins[0].placement()], &buffers, 0)?;
+/// assert!(job.wait(None) && job.corrupt() == [false]);
+/// assert_eq!(memory.to_vec(), [7; 4096]);
+/// blocks.unpin(&pins, true);
+/// worker.close();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Mover {
     /// Of the owner, and the seat of the client whose end this is.
     pub(crate) holder: Holder,
@@ -68,13 +115,16 @@ impl Reached {
 }
 
 impl Mover {
-    /// Attaches to the owner that listens at `socket`. With `write` it can fill reservations,
-    /// and the next owner of a lasting medium waits for this process to end before it allocates.
-    /// `lanes` and `slice_size` are the owner's, where its configuration names them and the
-    /// argument does not.
+    /// Attaches to the server that listens at `socket`.
+    ///
+    /// If `write` is true, the worker can fill reservations. The next owner of a persistent medium
+    /// then waits for this process to exit before it allocates space. `lanes` is the number of copy
+    /// threads. If it is `None`, `lanes` of the server's configuration applies, if set.
+    /// `slice_size` is always the server's.
     ///
     /// # Errors
-    /// [`Error::Peer`] when nobody answers there, or with a refusal.
+    ///
+    /// [`Error::Peer`] if no server listens at `socket`, or if it rejects the worker.
     pub fn attach(socket: &Path, lanes: Option<usize>, write: bool) -> Result<Mover, Error> {
         let role = if write { Role::Write } else { Role::Read };
         let (stream, welcome) = shake_hands(socket, role, PATIENCE)?;
@@ -116,15 +166,18 @@ impl Mover {
         })
     }
 
-    /// Lets the media go when the owner does, from now on, and moves nothing any more: as long as
-    /// they are mapped here, the next owner waits for this process before it allocates. Batches
-    /// under way end first, and memory of [`Mover::media`] that is in use stays.
+    /// Releases the media when the server exits, and stops all copies then.
+    ///
+    /// The next owner of the media waits until this process has unmapped them before it allocates
+    /// space. Batches in progress end first, and memory of [`Mover::media`] that is in use stays
+    /// mapped.
     ///
     /// # Errors
-    /// [`Error::Io`] when the thread that waits for it cannot be started.
+    ///
+    /// [`Error::Io`] if the thread that watches the server cannot be started.
     pub fn end_with_owner(&self) -> Result<(), Error> {
         let io = |source| Error::Io {
-            path: "socket".into(),
+            path: "cannot set up the socket".into(),
             source,
         };
         let mut socket = self.socket.try_clone().map_err(io)?;
@@ -144,18 +197,25 @@ impl Mover {
         Ok(())
     }
 
-    /// Whether it has ended with its owner.
+    /// Returns true if the worker has released the media because the server has exited.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.media.has_ended()
     }
 
-    /// Copies the caller's memory into reservations, part `part` of each. Nothing is moved for
-    /// placements of another owner, such as one that was there before.
+    /// Copies the caller's memory into reservations: part `part` of each.
+    ///
+    /// Placements of another owner, for example an earlier one, are skipped.
     ///
     /// # Errors
-    /// [`Error::Input`] for bytes that are no placement, or buffers that do not fit, and from a
-    /// mover that was attached without `write`.
+    ///
+    /// [`Error::Input`] in each of these cases:
+    ///
+    /// * Bytes are not a placement.
+    /// * The buffers do not match the placements.
+    /// * The worker was attached without `write`.
+    ///
+    /// [`Error::Closed`] if the worker is closed.
     pub fn store(
         &self,
         placements: &[Vec<u8>],
@@ -166,17 +226,20 @@ impl Mover {
             return Err(Error::input(
                 "write",
                 false,
-                "true, to store: without it loads alone",
+                "true; a worker that attached without `write` can only load",
             ));
         }
         buffers.check(placements.len(), false)?;
         self.submit(placements, Some(buffers), part, true)
     }
 
-    /// Copies part `part` of pinned blocks into the caller's memory, verified.
+    /// Copies part `part` of pinned blocks into the caller's memory, and verifies the bytes.
     ///
     /// # Errors
-    /// As [`Mover::store`].
+    ///
+    /// * [`Error::Input`] if bytes are not a placement, or if the buffers do not match the
+    ///   placements.
+    /// * [`Error::Closed`] if the worker is closed.
     pub fn load(
         &self,
         placements: &[Vec<u8>],
@@ -187,30 +250,43 @@ impl Mover {
         self.submit(placements, Some(buffers), part, false)
     }
 
-    /// Hashes part `part` in place: after a device wrote a reservation (`expect` false), or
-    /// before it reads a pinned block (`expect` true).
+    /// Computes the checksums of part `part` in place.
+    ///
+    /// `expect` is false after a device has written a reservation, and true before a device reads a
+    /// pinned block.
     ///
     /// # Errors
-    /// As [`Mover::store`].
+    ///
+    /// * [`Error::Input`] if bytes are not a placement.
+    /// * [`Error::Closed`] if the worker is closed.
     pub fn hash(&self, placements: &[Vec<u8>], part: u32, expect: bool) -> Result<MoveJob, Error> {
         self.submit(placements, None, part, !expect)
     }
 
-    /// Where part `part` of a placement lies, as `(medium, offset, length)` in payload order, for
-    /// engines whose own copy engine moves the bytes. Nowhere for a placement of another owner, or
-    /// of a client that is gone. Nobody sees when those copies end: what a client holds at its
-    /// death then stays held until this process has ended too; and after the owner's death the
-    /// room is nobody else's before this process has ended, which is why a mover that only reads
-    /// is not told. Nowhere also while processes of an earlier owner may still write there.
+    /// Returns the location of part `part` of a placement, as `(medium, offset, length)` in payload
+    /// order.
+    ///
+    /// Engines whose own copy engine moves the bytes use it. Offsets and lengths are in bytes. The
+    /// result is empty in each of these cases:
+    ///
+    /// * The placement is of another owner, or of a client that is gone.
+    /// * The block is in a file or on another host.
+    /// * Workers of an earlier owner may still write to the medium.
+    ///
+    /// The end of such copies cannot be observed. So pins and reservations of a client that dies
+    /// stay until this process has exited too. After the death of the owner, the space is reused
+    /// only when this process has exited. Therefore a worker must be attached with `write`.
     ///
     /// # Errors
-    /// As [`Mover::store`]; [`Error::Input`] for a mover that was attached without `write`.
+    ///
+    /// [`Error::Input`] if `bytes` are not a placement, or if the worker was attached without
+    /// `write`.
     pub fn locate(&self, bytes: &[u8], part: u32) -> Result<Vec<(usize, u64, u64)>, Error> {
         if !self.role.writes() {
             return Err(Error::input(
                 "write",
                 false,
-                "true: only what writers have mapped is kept from a later owner's blocks",
+                "true; only a worker that attached with `write` may use addresses of the medium",
             ));
         }
         let Some(placement) = self.decode(bytes, part)? else {
@@ -236,7 +312,7 @@ impl Mover {
         Ok(ranges.map(|(offset, len)| (medium, offset, len)).collect())
     }
 
-    /// The owner's media that are mapped here, near to far.
+    /// Returns the media of the server that are mapped in this process, first tier to last.
     #[must_use]
     pub fn media(&self) -> Vec<Buffer> {
         let media = self.media.mappings();
@@ -268,7 +344,7 @@ impl Mover {
                 return None;
             }
             if let Err(error) = self.ask_for_media() {
-                tracing::warn!(%error, number, "a directory could not be opened again");
+                tracing::warn!(%error, number, "cannot reopen the directory of a tier");
             }
             files.open(number, at, access)
         })
@@ -284,7 +360,7 @@ impl Mover {
                 return None;
             }
             if let Err(error) = self.ask_for_media() {
-                tracing::warn!(%error, number, "a medium could not be opened");
+                tracing::warn!(%error, number, "cannot open a medium");
             }
             known()
         })
@@ -319,7 +395,10 @@ impl Mover {
             return Err(Error::input(
                 "part",
                 part,
-                format!("below the block's {} parts", placement.parts.len()),
+                format!(
+                    "less than {}, the number of parts of the block",
+                    placement.parts.len()
+                ),
             ));
         }
         Ok(Some(placement))
@@ -390,7 +469,7 @@ impl Mover {
         for (index, placement) in placements.iter().enumerate() {
             let lent = borrowed.next_if(|(at, _)| *at == index);
             let Some(placement) = placement else {
-                error = Some("a placement of another owner".to_owned());
+                error = Some("a placement from another depot".to_owned());
                 continue;
             };
             let seat = placement.holder.seat;
@@ -398,7 +477,7 @@ impl Mover {
                 match self.duty.begin(seat) {
                     Some(shift) => shifts.push(shift),
                     None => {
-                        error = Some("a placement of a client that is gone".to_owned());
+                        error = Some("a placement of a client that has exited".to_owned());
                         continue;
                     }
                 }
@@ -406,7 +485,7 @@ impl Mover {
             let wanted = placement.parts[part as usize];
             let lent = lent.map(|(_, lent)| lent.as_ref());
             if !self.buffers(placement, (&wanted, store), lent, &mut medium)? {
-                error = Some("a medium that its owner has no more".to_owned());
+                error = Some("a medium that the server has removed".to_owned());
                 continue;
             }
             let id = parts::part_id(&placement.identity, part, placement.parts.len() as u16);
@@ -418,7 +497,7 @@ impl Mover {
                     return Err(Error::input(
                         format!("buffers[{index}]"),
                         format!("{len} bytes"),
-                        format!("{} bytes, the part's length", wanted.len),
+                        format!("{} bytes, the length of the part", wanted.len),
                     ));
                 }
                 Some((_, pieces)) if store => batch.part(&id, pieces, &medium, expected, tag)?,
@@ -448,7 +527,7 @@ impl Mover {
                     Moved::Done(checksum) => report.moved[at] = Some(checksum),
                     Moved::Corrupt => {
                         report.corrupt[at] = true;
-                        report.note("a block does not have its checksum");
+                        report.note("checksum mismatch in a block");
                     }
                     Moved::Failed | Moved::Abandoned => {}
                 }
@@ -472,25 +551,31 @@ impl Mover {
         })
     }
 
-    /// Makes the owner's media present in this process, so that the first moves do not stop for
-    /// page faults. Memory that nobody has touched yet is allocated by this; of a file only what
-    /// is in memory already is mapped, and nothing is read from its disk.
+    /// Prefaults the media of the server in this process, so that the first copies have no page
+    /// faults.
+    ///
+    /// Memory that is still untouched is allocated. Of a file, only the pages that are already in
+    /// memory are mapped; the call reads nothing from the disk.
     ///
     /// # Errors
-    /// [`Error::Closed`] when the mover is closed meanwhile, [`Error::Media`].
+    ///
+    /// * [`Error::Closed`] if the worker is closed during the call.
+    /// * [`Error::Media`] if the system rejects a request.
     pub fn populate(&self) -> Result<(), Error> {
         populate::now(&self.media.mappings(), &self.gate)
     }
 
-    /// As [`Mover::populate`], in a thread of its own that ends when the mover is closed.
+    /// Prefaults the media like [`Mover::populate`], on a thread that ends when the worker is
+    /// closed.
     ///
     /// # Errors
-    /// [`Error::Io`] when the thread cannot be started.
+    ///
+    /// [`Error::Io`] if the thread cannot be started.
     pub fn populate_aside(&self) -> Result<(), Error> {
         populate::aside(self.media.mappings(), Arc::clone(&self.gate))
     }
 
-    /// Refuses new work, waits for what is under way, and ends the lanes. Every job is done then.
+    /// Rejects new jobs, waits until all jobs are done, and ends the copy threads.
     pub fn close(&self) {
         let Some(_closing) = self.gate.close() else {
             return;

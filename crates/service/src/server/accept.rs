@@ -61,7 +61,7 @@ pub(crate) fn run(
     let mut waiting: VecDeque<Arrival> = VecDeque::new();
     let (mut failing, refusals) = (None, EachMinute::default());
     if let Err(error) = listener.set_nonblocking(true) {
-        tracing::error!(%error, "the socket cannot be listened at");
+        tracing::error!(%error, "cannot listen on socket");
         return;
     }
     while !stop.load(Ordering::SeqCst) {
@@ -74,7 +74,7 @@ pub(crate) fn run(
         let ready = match peer::wait_any(&fds.collect::<Vec<_>>(), left) {
             Ok(ready) => ready,
             Err(error) => {
-                tracing::error!(%error, "the socket cannot be waited for");
+                tracing::error!(%error, "cannot poll socket");
                 std::thread::sleep(ACCEPT_PAUSE);
                 continue;
             }
@@ -101,7 +101,10 @@ pub(crate) fn run(
                 Heard::Little => arrival.refuse(&silent(), &refusals),
                 Heard::Gone(error) => arrival.refuse(&error, &refusals),
                 Heard::Nothing => {
-                    tracing::debug!(pid = arrival.pid(), "a process looked in");
+                    tracing::debug!(
+                        pid = arrival.pid(),
+                        "a process connected and disconnected without a request"
+                    );
                 }
             }
         }
@@ -125,7 +128,7 @@ pub(crate) fn run(
             Err(error) => {
                 // Whoever wants to attach still stands in line: once is enough.
                 if failing.replace(error.kind()) != Some(error.kind()) {
-                    tracing::warn!(%error, "no process can attach");
+                    tracing::warn!(%error, "cannot accept connections");
                 }
                 std::thread::sleep(ACCEPT_PAUSE);
             }
@@ -153,16 +156,16 @@ fn to_drop(waiting: &VecDeque<Arrival>) -> usize {
 fn say(refusals: &EachMinute, error: &Error, pid: Option<u32>) {
     // Clients look for the next owner several times a second, as long as this closes.
     if let Error::Closed(_) = error {
-        tracing::debug!(pid, "a process comes too late");
+        tracing::debug!(pid, "rejected a connection: the depot is closing");
     } else if let Some(unsaid) = refusals.may_say() {
-        tracing::warn!(pid, %error, unsaid, "a process could not attach");
+        tracing::warn!(pid, %error, unsaid, "rejected a connection");
     }
 }
 
 fn silent() -> Error {
     Error::Peer {
         socket: "(peer)".into(),
-        reason: "it did not say in time what it wants".into(),
+        reason: "no request received in time".into(),
     }
 }
 
@@ -173,7 +176,7 @@ impl Arrival {
     ) -> Result<Arrival, Error> {
         // Nothing that is written before it has attached fills the memory of a socket.
         socket.set_nonblocking(true).map_err(|source| Error::Io {
-            path: "socket".into(),
+            path: "cannot set up the socket".into(),
             source,
         })?;
         let from = peer::credentials(&*socket).map_err(Error::from);
@@ -193,7 +196,11 @@ impl Arrival {
         match (&*self.socket).read(&mut bytes[..room]) {
             // Somebody has looked whether anybody listens.
             Ok(0) if self.request.is_empty() => return Heard::Nothing,
-            Ok(0) => return Heard::Gone(gone("it ended before its request did")),
+            Ok(0) => {
+                return Heard::Gone(gone(
+                    "the connection was closed before the request was complete",
+                ));
+            }
             Ok(count) => self.request.extend_from_slice(&bytes[..count]),
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Heard::Little,
             Err(error) if error.kind() == ErrorKind::Interrupted => return Heard::Little,

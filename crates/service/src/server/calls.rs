@@ -181,7 +181,7 @@ impl Calls<'_> {
             }),
             verb => Err(Error::Peer {
                 socket: String::new(),
-                reason: format!("{verb:?} is no call"),
+                reason: format!("{verb:?} is not a call"),
             }),
         }
     }
@@ -289,7 +289,7 @@ fn check_one_each(of: usize, lists: usize) -> Result<(), Error> {
         true => Ok(()),
         false => Err(Error::Peer {
             socket: String::new(),
-            reason: format!("{lists} lists for {of}"),
+            reason: format!("{lists} lists for {of} entries"),
         }),
     }
 }

@@ -71,7 +71,7 @@ fn door((number, DoorKey { name, bytes }): (u32, DoorKey)) -> Result<Offered, Er
         let file = File::from(fds::memory_file("kvdepot-door")?);
         let written = file.write_all_at(&said, 0);
         written.map_err(|source| Error::Io {
-            path: "door".into(),
+            path: "cannot exchange the address of a remote reader".into(),
             source,
         })?;
         Ok(file.into())

@@ -114,13 +114,13 @@ impl Server {
             Some(parent) if limits::is_of_devices(parent) => Err(Error::config(
                 "socket",
                 path.display(),
-                "a path elsewhere: nothing is made beside the nodes of devices",
+                "a path outside /dev",
             )),
             Some(parent) if !parent.as_os_str().is_empty() && !parent.is_dir() => {
                 Err(Error::config(
                     "socket",
                     path.display(),
-                    "a path in a directory that exists and can be written",
+                    "a path in an existing, writable directory",
                 ))
             }
             _ => Ok(()),
@@ -225,7 +225,7 @@ impl Serves for Server {
         // Ends the accept, whatever has become of the path.
         let _ended = self.listener.shutdown(Shutdown::Both);
         if thread.join().is_err() {
-            tracing::error!("the socket's thread panicked");
+            tracing::error!("internal error: socket thread panicked");
         }
         self.bound.remove();
     }
@@ -243,8 +243,8 @@ fn place(config: &Config, session: u64) -> Result<Option<PathBuf>, Error> {
 fn auto_place(session: u64) -> Result<PathBuf, Error> {
     let runtime = dirs::runtime_dir().map_err(|error| {
         let allowed = format!(
-            "a path, or off, as there is no directory for sockets (XDG_RUNTIME_DIR may name \
-             one): {error}"
+            "a path or off, because this user has no directory for sockets (set XDG_RUNTIME_DIR): \
+             {error}"
         );
         Error::config("socket", "auto", allowed)
     })?;
@@ -267,7 +267,10 @@ fn check_len(path: &Path) -> Result<(), Error> {
         len => Err(Error::config(
             "socket",
             path.display(),
-            format!("at most 107 bytes from the root on (a limit of Unix sockets), not {len}"),
+            format!(
+                "an absolute path of at most 107 bytes (limit of Unix sockets); this path has \
+                     {len}"
+            ),
         )),
     }
 }
@@ -279,7 +282,7 @@ fn check_kind(path: &Path) -> Result<(), Error> {
         Ok(at) if !at.file_type().is_socket() => Err(Error::config(
             "socket",
             path.display(),
-            "a path where nothing lies, or a socket that nobody has any more",
+            "a path that does not exist, or a socket without a server",
         )),
         _ => Ok(()),
     }
@@ -292,13 +295,13 @@ fn listen(path: &Path, mode: u32) -> Result<(Unshared<UnixListener>, Bound), Err
     if let Some(runtime) = runtime_of(path) {
         let swept = socket::sweep(runtime);
         if swept > 0 {
-            tracing::info!(swept, "sockets of owners that were killed are removed");
+            tracing::info!(swept, "removed sockets of killed servers");
         }
     }
     socket::listen(path, mode).map_err(|source| {
         let allowed = match source.kind() {
-            io::ErrorKind::AddrInUse => "a path where nobody listens".to_owned(),
-            _ => format!("a path in a directory that exists and can be written ({source})"),
+            io::ErrorKind::AddrInUse => "a path on which no other server listens".to_owned(),
+            _ => format!("a path in an existing, writable directory ({source})"),
         };
         Error::config("socket", path.display(), allowed)
     })
@@ -318,21 +321,21 @@ impl Owner {
             return Ok(());
         }
         Err(refused(format!(
-            "uid {} may not attach, only uid {own}: socket_mode lets others in",
+            "uid {} is not allowed to attach, only uid {own}; set socket_mode to allow other users",
             from.uid
         )))
     }
 
     fn serve(&self, socket: &UnixStream, from: Credentials, role: Role) -> Result<(), Error> {
         let io = |source| Error::Io {
-            path: "socket".into(),
+            path: "cannot set up the socket".into(),
             source,
         };
         socket.set_nonblocking(false).map_err(io)?;
         socket.set_write_timeout(Some(PATIENCE)).map_err(io)?;
         let (pid, uid) = (from.pid, from.uid);
         let asks = (role, uid == peer::own_uid());
-        tracing::debug!(pid, uid, ?role, "a process attaches");
+        tracing::debug!(pid, uid, ?role, "a process attached");
         let kept = Unshared::open(|| socket.try_clone()).map_err(io)?;
         match role {
             Role::Read | Role::Write => {
@@ -380,7 +383,8 @@ impl Owner {
                     is_own.then(|| clients.halves.remove(&number)).flatten()
                 };
                 let Some(half) = half else {
-                    let reason = format!("client {number} is unknown, or another process");
+                    let reason =
+                        format!("client {number} is unknown or belongs to another process");
                     return Err(refused(reason));
                 };
                 let process = Process::of_peer(socket)?;
@@ -408,8 +412,8 @@ impl Owner {
             return Ok(());
         }
         Err(refused(format!(
-            "{} are attached, {own} of process {pid}: at most {ATTACHED_MAX}, and \
-             {ATTACHED_EACH_MAX} of one process, are allowed",
+            "{} clients and workers are attached, {own} of them from process {pid}; allowed: at \
+             most {ATTACHED_MAX}, and {ATTACHED_EACH_MAX} per process",
             pids.len()
         )))
     }
@@ -451,7 +455,7 @@ impl Owner {
         tasks: Unshared<UnixStream>,
     ) -> Result<(), Error> {
         let io = |source| Error::Io {
-            path: "socket".into(),
+            path: "cannot set up the socket".into(),
             source,
         };
         let calls = half.calls;
@@ -545,7 +549,7 @@ impl Clients {
 
 fn ended(number: u64) -> Error {
     refused(format!(
-        "client {number} has ended: whoever it was comes as another"
+        "client {number} has ended; connect again as a new client"
     ))
 }
 

@@ -155,7 +155,7 @@ impl Session {
             let mut end = match writer {
                 Ok(_) => self.listen(),
                 Err(error) => {
-                    tracing::error!(%error, "a client's connection has no thread");
+                    tracing::error!(%error, "cannot start the thread of a client");
                     End::Broken
                 }
             };
@@ -167,8 +167,8 @@ impl Session {
                 let pid = self.client.who();
                 tracing::warn!(
                     pid,
-                    "a client's connection broke: what it holds is kept until it is back and \
-                     says that its lanes have stopped, or ends"
+                    "client disconnected; its pins and reservations are kept until it \
+                     reconnects or exits"
                 );
                 while end == End::Broken && !self.retired.load(Ordering::Acquire) {
                     match self.client.wait_end(LOOK) {
@@ -196,7 +196,8 @@ impl Session {
                 }
                 Ok(Some(frame)) => {
                     if let Err(error) = self.handle(&frame) {
-                        tracing::warn!(%error, "a client sent what is no request");
+                        tracing::warn!(%error, "protocol error: invalid request from client; \
+                                                disconnecting");
                         return End::Broken;
                     }
                 }
@@ -271,7 +272,7 @@ impl Session {
             verb => {
                 return Err(Error::Peer {
                     socket: String::new(),
-                    reason: format!("{verb:?} is no request of a task"),
+                    reason: format!("{verb:?} is not a request of a task"),
                 });
             }
         }
@@ -305,7 +306,7 @@ impl Session {
         let name = "kvdepot-devices".to_owned();
         let spawned = std::thread::Builder::new().name(name).spawn(run);
         spawned.map(|_| ()).map_err(|source| Error::Io {
-            path: "thread".into(),
+            path: "cannot start a thread".into(),
             source,
         })
     }
@@ -324,14 +325,14 @@ impl Session {
             return Err(Error::input(
                 "buffers",
                 what,
-                format!("{}, one a key", keys.len()),
+                format!("{}, one per key", keys.len()),
             ));
         }
         let lens: Vec<u64> = lens.iter().copied().map(U64::get).collect();
         let keys = keys.to_vec();
         let pass = self.core.gate.enter()?;
         if let Some(len) = lens.iter().find(|len| !(1..=PART_LEN_MAX).contains(*len)) {
-            let allowed = format!("1 to {PART_LEN_MAX} bytes a block");
+            let allowed = format!("1 to {PART_LEN_MAX} bytes per block");
             return Err(Error::input("buffers", format!("{len} bytes"), allowed));
         }
         let lanes = Arc::new(ClientLanes {
@@ -371,7 +372,7 @@ impl Session {
             return Ok(());
         }
         let own = kvdepot_host::peer::own_uid();
-        let allowed = format!("processes of uid {own} alone, which serves the depot");
+        let allowed = format!("processes of uid {own}, the user of the server");
         Err(Error::input(what, "a process of another user", allowed))
     }
 
@@ -499,7 +500,8 @@ impl Session {
             self.over.store(true, Ordering::Release);
         }
         if let Err(error) = self.client.fence() {
-            tracing::error!(%error, "a client cannot be fenced: what it held stays held");
+            tracing::error!(%error, "cannot fence client; its pins and reservations are not \
+                                     released");
             return;
         }
         self.end_moves(Moved::Failed);
@@ -514,14 +516,14 @@ impl Session {
                     tracing::warn!(
                         pid,
                         held,
-                        "a client is gone, and a process that moves its blocks is not: what it \
-                         held is kept meanwhile"
+                        "client exited, but one of its workers is running; its pins and \
+                         reservations are kept until the worker exits"
                     );
                     patience = LOOK;
                 }
                 Ok(false) => {}
                 Err(error) => {
-                    tracing::error!(%error, "what a client held cannot be given back");
+                    tracing::error!(%error, "cannot release a client's pins and reservations");
                     return;
                 }
             }

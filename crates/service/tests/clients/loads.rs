@@ -46,7 +46,7 @@ fn what_clients_and_the_owner_want_at_once_is_read_once_and_once_more_to_be_near
     });
     let reads = mood.reached.load(Ordering::Relaxed);
     assert!(reads <= 2 * 3, "{reads} reads");
-    assert!(owner.stats().joined_blocks > 0);
+    assert!(owner.stats().coalesced_blocks > 0);
     assert_at_rest(&owner);
     clients.iter().for_each(Depot::close);
     owner.close();
@@ -62,7 +62,7 @@ fn start_get(ns: &Namespace, numbers: &[u64], len: usize) -> Task {
 fn stopped_client(test: &str, home: &Path, owner: &Depot, mood: &Mood) -> Child {
     mood.silent.store(true, Ordering::Relaxed);
     let client = Child::start(test, "client", &[("home", home.to_str().unwrap())]);
-    eventually("its load", || owner.stats().loading_blocks == 1);
+    eventually("its load", || owner.stats().inflight_load_blocks == 1);
     signal(&client, "-STOP");
     eventually("the stop of its threads", || {
         let threads = std::fs::read_dir(format!("/proc/{}/task", client.pid())).unwrap();
@@ -105,7 +105,7 @@ fn who_dies_at_a_load_keeps_nobody() {
     let mut client = stopped_client(TEST, home.path(), &owner, &mood);
     let other = kvdepot_service::connect(&home.path().join("s"), Some(2)).unwrap();
     let gets = [&owner, &other].map(|depot| start_get(&namespace(depot), &[1, 2], LEN));
-    eventually("the wait", || owner.stats().joined_blocks >= 2);
+    eventually("the wait", || owner.stats().coalesced_blocks >= 2);
     let waits = gets[0].wait(Some(Duration::from_millis(50)));
     assert!(waits.is_err() && gets[0].outcomes()[0] == Outcome::Pending);
     client.kill();
@@ -134,12 +134,12 @@ fn who_is_stopped_at_a_load_keeps_others_no_longer_than_a_tier_may() {
         assert_eq!(got.wait(Some(PATIENCE)).unwrap(), [true]);
     }
     // The gets have read block 1 themselves; its promotion is a load that others may join.
-    eventually("the promotion", || owner.stats().loading_blocks == 0);
-    let joined = owner.stats().joined_blocks;
+    eventually("the promotion", || owner.stats().inflight_load_blocks == 0);
+    let joined = owner.stats().coalesced_blocks;
     assert!(joined >= 3);
     assert!(has(&ns, &[1], LEN));
     assert_eq!(
-        owner.stats().joined_blocks,
+        owner.stats().coalesced_blocks,
         joined,
         "nobody joins it any more"
     );

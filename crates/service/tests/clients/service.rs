@@ -320,7 +320,7 @@ fn nonsense_on_the_socket_ends_that_connection_and_nothing_else() {
     }
     assert!(answer(&hello(VERSION, 9, 77)).contains("role 9"));
     assert!(answer(&hello(VERSION, 3, 77)).contains("client 77 is unknown"));
-    assert!(answer(b"GET / HTTP/1.1\r\n\r\nxxxxxxxx").contains("does not speak"));
+    assert!(answer(b"GET / HTTP/1.1\r\n\r\nxxxxxxxx").contains("does not use"));
     // Frames of a client that has attached.
     let mut seed = 1u64;
     for round in 0..200u64 {

@@ -160,7 +160,7 @@ fn what_a_dead_client_reserved_is_kept_while_a_mover_is_still_at_it() {
         let late = mover.store(from_ref(&placement), &bytes, 0).unwrap();
         assert!(late.wait(Some(PATIENCE)));
         assert_eq!(late.checksums(), [None]);
-        assert!(late.error().unwrap().contains("a client that is gone"));
+        assert!(late.error().unwrap().contains("a client that has exited"));
         assert_eq!(mover.locate(&placement, 0).unwrap(), []);
         drop(mover);
         if kept == [true; 2] {

@@ -203,7 +203,7 @@ fn what_others_left_is_not_taken(device: &Device) {
         device.write(bytes, at);
         says(
             device.refusal(json!({})),
-            &[name, "not a kvdepot arena: it holds", what, "format: true"],
+            &[name, "not a kvdepot arena: it contains", what, "format: true"],
         );
         let mut there = vec![0; bytes.len()];
         device.file().read_exact_at(&mut there, at).unwrap();
@@ -284,7 +284,7 @@ fn nobody_else_has_it_meanwhile(device: &Device) {
     let error = device.refusal(json!({}));
     says(
         error,
-        &["nvme.path", name, "nobody else uses", "wants it alone"],
+        &["nvme.path", name, "that is not in use", "opened exclusively"],
     );
     drop(claimed);
     if let Err(error) = run("mkfs.ext4", &["-q", "-F", name]) {
@@ -313,13 +313,13 @@ fn nobody_else_has_it_meanwhile(device: &Device) {
 
 fn capacities(device: &Device) {
     let error = device.refusal(json!({"capacity": "1TiB"}));
-    says(error, &["nvme.capacity", "1 TiB", "at most the medium's"]);
+    says(error, &["nvme.capacity", "1 TiB", "the size of the medium"]);
     let depot = device.open(json!({"capacity": "64MiB"}));
     assert_eq!(depot.stats().tiers[0].blocks, 0);
     assert_eq!(put(&namespace(&depot), &[1, 2], BLOCK), [true; 2]);
     depot.grow_device(&device.path, 70 * MIB).unwrap();
     let error = depot.grow_device(&device.path, 1 << 40).unwrap_err();
-    says(error, &["at most the device's"]);
+    says(error, &["the size of the device"]);
     depot.close();
     let error = device.refusal(json!({"capacity": "64MiB"}));
     says(error, &["nvme.capacity", "70 MiB"]);

@@ -218,7 +218,7 @@ fn first_boot() {
     } else {
         std::fs::remove_file(&medium.path).unwrap();
         let error = medium.refusal(json!({"capacity": "1GiB"}));
-        says(error, &["dax.capacity", "has free"]);
+        says(error, &["dax.capacity", "the free space of"]);
     }
     a_capacity_of_any_number_of_pages(&medium);
     let whole = if medium.is_device() {
@@ -300,7 +300,7 @@ fn what_lies_there_stays(medium: &Medium) {
     }
     let capacity = foreign.len() + (2 << 20);
     let error = medium.refusal(json!({"format": true, "capacity": capacity}));
-    says(error, &["dax.capacity", "at most the medium's"]);
+    says(error, &["dax.capacity", "the size of the medium"]);
     let mut begin = vec![0; FOREIGN.len()];
     foreign.read_into(0, &mut begin).unwrap();
     assert_eq!(begin, FOREIGN, "it was touched");
@@ -352,7 +352,7 @@ fn what_the_disk_does_not_have_is_not_grown(medium: &Medium, depot: &Depot) {
     };
     let before = state();
     let error = depot.grow_device(&medium.path, 1 << 30).unwrap_err();
-    says(error, &["capacity: 1 GiB", "has free"]);
+    says(error, &["capacity: 1 GiB", "the free space of"]);
     assert_eq!(state(), before);
     ok("an arena that could not grow has left the disk as it was");
 }

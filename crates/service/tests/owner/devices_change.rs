@@ -42,7 +42,7 @@ fn a_removed_device_belongs_to_whoever_opens_it_next() {
         !maps.contains(&format!("{}\n", a.display()))
     });
     let error = depot.remove_device(&b, true, SHORT).unwrap_err();
-    says(&error, &["path", b.to_str().unwrap(), "add another first"]);
+    says(&error, &["path", b.to_str().unwrap(), "add another one"]);
     let error = depot.drain_device(&b, DrainTo::Others, SHORT).unwrap_err();
     says(&error, &["to", "others", "nowhere"]);
     // Elsewhere, and back with what was put there.
@@ -173,7 +173,7 @@ fn a_device_is_there_once_under_one_name_and_with_one_size() {
         kvdepot_service::open(&Config::new("Cache", &json!({"socket": "off"})).unwrap()).unwrap();
     says(
         &near.add_device(&c, None).unwrap_err(),
-        &["pipeline: Cache", "Dax tier"],
+        &["pipeline: Cache", "a Dax or Nvme tier"],
     );
 }
 
@@ -211,7 +211,7 @@ fn every_device_of_the_list_must_open() {
         {"path": at(&place, "a")}, {"path": at(&place, "b")}, {"path": at(&place, "a")},
     ]}, "socket": "off"});
     let error = Config::new("Dax", &twice).err().unwrap();
-    says(&error, &["dax.devices[2].path", "listed once"]);
+    says(&error, &["dax.devices[2].path", "already listed"]);
     std::fs::write(at(&place, "b"), vec![7; 1 << 20]).unwrap();
     let error = kvdepot_service::open(&place.config()).err().unwrap();
     says(
@@ -296,7 +296,7 @@ fn a_device_grows_while_it_serves_and_does_not_shrink() {
     assert_eq!(put(&ns, &[900], 4 << 20), [true]);
     assert!(has(&ns, &[900], 4 << 20) && has(&ns, &[3, 700], LEN));
     let error = depot.grow_device(&place.arena(), 4 << 20).unwrap_err();
-    says(&error, &["capacity: 4 MiB", "8 MiB", "does not shrink"]);
+    says(&error, &["capacity: 4 MiB", "8 MiB", "cannot shrink"]);
     let error = depot.grow_device(&place.arena(), 1 << 30).unwrap_err();
     says(&error, &["capacity: 1 GiB", "64 MiB"]);
     depot.close();

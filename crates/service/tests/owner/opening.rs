@@ -55,7 +55,7 @@ fn what_a_failed_start_has_made_goes_again() {
     let place = Place::new("Cache|Dax", "1MiB", "4MiB");
     let listening = UnixListener::bind(place.socket()).unwrap();
     let text = refusal(&place.config());
-    assert!(text.contains("where nobody listens"), "{text}");
+    assert!(text.contains("on which no other server listens"), "{text}");
     assert_eq!(names(place.dir()), [place.socket()]);
     drop(listening);
     // What was there before stays.
@@ -212,14 +212,14 @@ fn a_check_refuses_what_an_opening_does_and_makes_nothing() {
         .join(place.dir().file_name().unwrap());
     let roundabout = json!([&new, {"path": around.join("./new"), "capacity": "1MiB"}]);
     for (settings, says) in [
-        (path(&missing), "a directory that exists"),
+        (path(&missing), "an existing"),
         (path(&other), "not a kvdepot arena"),
         (path(place.dir()), "a directory"),
         (path(&note), "not a kvdepot arena; name another path"),
-        (path(&empty), "not empty: an arena needs 256 KiB; remove it"),
+        (path(&empty), "not empty: an arena needs at least 256 KiB; remove the file"),
         (
             path(&short),
-            "it has 4 KiB: an arena needs 256 KiB; remove it",
+            "it is too small (4 KiB): an arena needs at least 256 KiB; remove the file",
         ),
         (
             json!({"dax": {"path": place.dir().join("new"), "capacity": "1MiB", "records": 9000}}),
@@ -227,11 +227,11 @@ fn a_check_refuses_what_an_opening_does_and_makes_nothing() {
         ),
         (
             json!({"dax": {"path": place.arena(), "capacity": "2MiB"}}),
-            "which the arena",
+            "the size of the existing arena",
         ),
         (
             json!({"dax": {"path": place.arena(), "format": "true"}}),
-            "sound arena",
+            "a valid arena",
         ),
         (
             json!({"dax": {"path": place.dir().join("new"), "capacity": "8KiB"}}),
@@ -239,23 +239,23 @@ fn a_check_refuses_what_an_opening_does_and_makes_nothing() {
         ),
         (
             json!({"dax": {"path": place.dir().join("new"), "capacity": "4096TiB"}}),
-            "has free",
+            "the free space of",
         ),
-        (json!({"dax": {"devices": twice}}), "listed once"),
-        (json!({"dax": {"devices": roundabout}}), "listed once"),
-        (json!({"socket": &other}), "where nothing lies, or a socket"),
+        (json!({"dax": {"devices": twice}}), "already listed"),
+        (json!({"dax": {"devices": roundabout}}), "already listed"),
+        (json!({"socket": &other}), "does not exist, or a socket"),
         (
             json!({"socket": place.dir()}),
-            "where nothing lies, or a socket",
+            "does not exist, or a socket",
         ),
         (json!({"cache": {"capacity": "4096TiB"}}), "of memory"),
         (json!({"staging_slab": "4096TiB"}), "of memory"),
         (
             json!({"lanes": 3, "staging_slab": "320KiB"}),
-            "staging_slab: 320 KiB is not allowed; allowed: at least 64KiB for each of 6 staging_regions",
+            "staging_slab: 320 KiB is not allowed; allowed: at least 64KiB per region (6 staging_regions)",
         ),
-        (json!({"socket": "/dev/kvdepot.sock"}), "nodes of devices"),
-        (json!({"socket": missing}), "a directory that exists"),
+        (json!({"socket": "/dev/kvdepot.sock"}), "outside /dev"),
+        (json!({"socket": missing}), "an existing"),
         (
             json!({"socket": format!("/{}", "x".repeat(120))}),
             "107 bytes",
@@ -305,7 +305,7 @@ fn new_devices_need_room_for_all_of_them() {
     };
     let text = check([Some(&most), Some(&most)]).unwrap_err();
     assert!(text.starts_with("dax.devices[1].capacity"), "{text}");
-    assert!(text.contains("has free"), "{text}");
+    assert!(text.contains("the free space of"), "{text}");
     for capacities in [[Some(most.as_str()), None], [None, Some(&most)], [None; 2]] {
         check(capacities).unwrap();
     }

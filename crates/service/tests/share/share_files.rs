@@ -98,7 +98,7 @@ fn stopped_clients_leave_open_files_for_others() {
                 assert_eq!(pins.len(), 8, "{pipeline}: caller {at}");
                 one.unpin(&pins, false);
             }
-            assert_eq!(owner.stats().tiers[far].unanswered, 0);
+            assert_eq!(owner.stats().tiers[far].timeouts, 0);
             client.close();
             for client in &mut stopped {
                 client

@@ -224,7 +224,7 @@ fn an_owner_that_does_not_answer_is_named_by_its_socket() {
         assert_eq!(ns.contains(&keys([1])).unwrap(), [false]);
     });
     let named = format!(
-        "owner at {}: no answer within 0.3 s",
+        "server at {}: no response within 0.3 s",
         place.socket().display()
     );
     assert!(

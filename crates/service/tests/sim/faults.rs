@@ -113,7 +113,7 @@ impl World {
             return Ok(true);
         };
         let text = error.to_string();
-        let says = text.contains("capacity: ") && text.contains("has free");
+        let says = text.contains("capacity: ") && text.contains("the free space of");
         law!(says && bytes > free, "{free} bytes are free, and {text}");
         self.fault("no room on disk");
         let (left, after) = (disk::free(), self.files()?);
@@ -155,7 +155,7 @@ impl World {
         self.fill_disk(Some(self.rng.borrow_mut().below(wanted / 4) * 4));
         let opened = kvdepot_service::open(&self.config());
         let text = opened.err().map(|error| error.to_string());
-        let says = |text: &String| text.contains("capacity: ") && text.contains("has free");
+        let says = |text: &String| text.contains("capacity: ") && text.contains("the free space of");
         law!(
             text.as_ref().is_some_and(says),
             "opened on a full disk: {text:?}"

@@ -71,7 +71,7 @@ impl Subscriber for Errors {
         if ALL.load(Ordering::Relaxed) {
             println!("{} {text}", event.metadata().level());
         }
-        let lost = LOSSES.load(Ordering::Relaxed) && text.contains("the medium failed");
+        let lost = LOSSES.load(Ordering::Relaxed) && text.contains("medium error");
         let expected =
             lost || BROKEN_ENDS.load(Ordering::Relaxed) && text.contains("its medium is");
         if *event.metadata().level() == Level::ERROR && !expected {

@@ -14,26 +14,28 @@ use crate::feed::Feed;
 use crate::manifest::Reason;
 use crate::save::{Checkpoint, Saved};
 
-/// Called once a save has ended, with what became of it and the bytes that it has written: a policy
-/// is told there, say. On the thread that writes, which it must not wait for; where the save was
-/// refused at its beginning, on the caller's.
+/// Callback for the end of a save, with its result and the number of bytes that it wrote. For
+/// example, it reports to a [`Policy`](crate::policy::Policy).
+///
+/// The saver's thread calls it, and it must not wait for that thread. If the save is rejected at
+/// its beginning, the caller's thread calls it.
 pub type OnEnd = Box<dyn FnOnce(Result<Saved, &Error>, u64) + Send>;
 
-/// How far a save in the background has come.
+/// Progress of a background save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// Bytes of rows that were not there when it began.
+    /// Bytes of rows that were missing at the beginning of the save.
     pub bytes: u64,
-    /// Bytes of them that were copied: the engine's memory is its own again once all are.
+    /// Bytes of rows that are copied. When all are, the engine may reuse its memory.
     pub copied: u64,
-    /// Bytes that were stored, or found to be there by then.
+    /// Bytes of rows that are stored, or that were found to be stored already.
     pub written: u64,
-    /// Whether it has ended, well or not.
+    /// True if the save has ended, with or without success.
     pub is_over: bool,
 }
 
-/// A save in the background. Dropping it changes nothing.
+/// Handle to a background save. Dropping it does not affect the save.
 #[derive(Clone)]
 pub struct Ticket(pub(super) Arc<Job>);
 
@@ -158,7 +160,7 @@ impl Job {
         };
         let written = work.feed.bytes_written();
         if let Err(error) = work.feed.undo() {
-            tracing::warn!(%error, "pieces of a save that has failed are left");
+            tracing::warn!(%error, "cannot delete the blocks of a failed save");
         }
         drop((work.kept, work.room));
         self.end(Err(error), written, work.on_end);
@@ -167,7 +169,7 @@ impl Job {
     fn end(&self, saved: Result<Saved, Error>, written: u64, on_end: Option<OnEnd>) {
         let written = saved.as_ref().map_or(written, |saved| saved.bytes_written);
         if let Err(error) = &saved {
-            tracing::warn!(%error, "a save in the background has failed");
+            tracing::warn!(%error, "background save failed");
         }
         // Before whoever waits knows: what is told there has been told then.
         tell(on_end, saved.as_ref().copied(), written);
@@ -181,13 +183,13 @@ pub(super) fn tell(on_end: Option<OnEnd>, saved: Result<Saved, &Error>, written:
     if let Some(on_end) = on_end {
         let told = AssertUnwindSafe(|| on_end(saved, written));
         if catch_unwind(told).is_err() {
-            tracing::warn!("who was told of the end of a save has panicked");
+            tracing::warn!("save callback panicked");
         }
     }
 }
 
 impl Ticket {
-    /// How far it has come.
+    /// Returns the current progress.
     #[must_use]
     pub fn progress(&self) -> Progress {
         let state = self.0.state.lock();
@@ -199,10 +201,11 @@ impl Ticket {
         }
     }
 
-    /// Waits for its end.
+    /// Waits at most `within` until the save has ended; `None` waits without a limit.
     ///
     /// # Errors
-    /// [`Error::Background`] with what went wrong; a time-out of the depot's, and the save goes on.
+    /// [`Error::Background`] with the error of the save, or [`Error::Depot`] with a time-out; the
+    /// save continues after a time-out.
     pub fn wait(&self, within: Option<Duration>) -> Result<Saved, Error> {
         let until = within.and_then(|within| Instant::now().checked_add(within));
         let mut state = self.0.state.lock();
@@ -220,7 +223,7 @@ impl Ticket {
                 Some(until) => self.0.changed.wait_until(&mut state, until).timed_out(),
             };
             if is_late && state.end.is_none() {
-                return Err(late("a save in the background", within));
+                return Err(late("a background save", within));
             }
         }
     }

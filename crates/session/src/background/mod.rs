@@ -1,13 +1,14 @@
-//! Saves in the background: the engine decodes on while its state is written.
+//! Background saves: the engine continues to decode while its state is written.
 //!
-//! [`Saver::begin`] asks the engine where the rows lie that are not there yet. The engine then lets
-//! them be copied in [slices](Snapshot::step), between its steps, and a thread writes what was
-//! copied, at a bounded pace where one is given. All that snapshots have in memory is bounded. A
-//! save is acknowledged by its [`Ticket`], and a failed one is told there and to [`OnEnd`]; nothing
-//! is left of one that has failed or was cancelled.
+//! [`Saver::begin`] requests the addresses of the missing rows. The engine then copies them in
+//! [slices](Snapshot::step) between its steps, and a thread writes the copies, at a limited pace if
+//! one is set. The memory of all snapshots together is limited.
 //!
-//! Rows of tokens that were computed do not change while more are decoded, so that a snapshot may
-//! take its time. Objects do, and are copied at once.
+//! A [`Ticket`] reports the end of a save, and so does the [`OnEnd`] callback. A save that failed
+//! or was cancelled is removed completely.
+//!
+//! Rows of computed tokens do not change while the engine decodes, so that a snapshot may take a
+//! long time. Objects do change, and are copied immediately.
 
 mod job;
 mod memory;
@@ -34,31 +35,80 @@ use job::{Job, Kept, Work, tell};
 use memory::Taken;
 use writer::{Shared, Will};
 
-/// What saves in the background may take.
+/// Limits of all background saves of a [`Saver`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "made from its fields")]
 pub struct Limits {
-    /// Bytes that all snapshots under way have in memory at most. At least a piece, and a save's
-    /// objects.
+    /// Memory of all snapshots in progress, in bytes; at least one piece and the objects of one
+    /// save.
     pub memory: u64,
-    /// Bytes a second that are written. None for no bound.
+    /// Pace of writing, in bytes per second; `None` for no limit.
     pub pace: Option<u64>,
 }
 
-/// What room a save takes at its beginning, and how long it waits for that, at most, before it is
-/// refused. Without waiting, zero.
+/// Memory that a save reserves at its beginning, and the longest wait for it. After that time the
+/// save is rejected; zero does not wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "there are no other ways")]
 pub enum Fit {
-    /// For its objects, and for rows piece by piece, as others are written: a snapshot may be
-    /// larger than all room, and takes as long as it is written.
+    /// Memory for the objects, and for rows piece by piece. The snapshot may be larger than the
+    /// memory limit, and then takes until its pieces are written.
     Piecewise(Duration),
-    /// For all of it: the snapshot never waits for what is written.
+    /// Memory for the whole snapshot, which then does not wait for writes.
     Whole(Duration),
 }
 
-/// Saves sessions in the background, on a thread of its own. Dropped, it cancels what has not
-/// ended; [`close`](Saver::close) finishes it first.
+/// Writer of background saves, with its own thread.
+///
+/// Dropping a saver cancels the saves that have not ended; [`close`](Saver::close) finishes them
+/// first.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+///
+/// use kvdepot_session::background::{Fit, Limits, Saver, Slice};
+/// use kvdepot_session::{Checkpoint, Reason, Sessions, Spec};
+/// use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, NamespaceSpec};
+///
+/// # let dir = tempfile::tempdir()?;
+/// # let posix = serde_json::json!({"path": dir.path(), "capacity": "64MiB"});
+/// # let config = Config::new("Posix", &serde_json::json!({"socket": "off", "posix": posix}))?;
+/// # let spec = Spec::new(NamespaceSpec {
+/// #     model: "m".into(),
+/// #     dtype: "f16".into(),
+/// #     block_tokens: 256,
+/// #     ..NamespaceSpec::default()
+/// # });
+/// # let depot = Depot::open(&config)?;
+/// let sessions = Sessions::open(depot, &spec)?;
+/// let saver = Saver::new(&sessions, Limits { memory: 64 << 20, pace: None })?;
+/// let tokens: Vec<u32> = (0..1000).collect();
+/// let checkpoint = Checkpoint {
+///     tokens: &tokens,
+///     text: b"",
+///     reason: Reason::Continued,
+///     context_tokens: 4096,
+///     objects: Vec::new(),
+///     note: String::new(),
+///     created: 1_700_000_000,
+///     exact: false,
+/// };
+/// let now = Fit::Piecewise(Duration::ZERO);
+/// let mut snapshot = saver.begin(checkpoint, now, Box::new(|runs| {
+///     // Buffers of the engine, 100 bytes per token.
+///     let rows = runs.iter().map(|run| Buffer::from_vec(vec![7; run.len() * 100]));
+///     Ok(BlockBuffers::whole(rows))
+/// }), None)?;
+/// while snapshot.left() > 0 {
+///     snapshot.step(Slice::Time(Duration::from_millis(1)))?;
+///     // Here the engine computes its next step.
+/// }
+/// let saved = snapshot.ticket().wait(Some(Duration::from_secs(60)))?;
+/// assert_eq!(saved.cache_write_tokens, 1000);
+/// saver.close(None)?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub struct Saver {
     sessions: Sessions,
     shared: Arc<Shared>,
@@ -66,24 +116,23 @@ pub struct Saver {
 }
 
 impl Saver {
-    /// One for these sessions.
+    /// Creates a saver for `sessions`, and starts its thread.
     ///
     /// # Errors
-    /// [`Error::Input`] for limits under which nothing can be saved, [`Error::Io`] where there is
-    /// no thread to be had.
+    /// [`Error::Input`] if a limit is zero, and [`Error::Io`] if the thread cannot be started.
     pub fn new(sessions: &Sessions, limits: Limits) -> Result<Saver, Error> {
         if limits.memory == 0 {
             return Err(Error::input(
                 "memory",
                 0,
-                "bytes, at least those of a piece",
+                "a number of bytes, at least the size of one piece",
             ));
         }
         if limits.pace == Some(0) {
             return Err(Error::input(
                 "pace",
                 0,
-                "bytes a second, or none for no bound",
+                "bytes per second (1 or more), or none for no limit",
             ));
         }
         let shared = Shared::new(limits.memory, limits.pace);
@@ -91,7 +140,7 @@ impl Saver {
         let theirs = Arc::clone(&shared);
         let thread = thread.spawn(move || writer::run(&theirs));
         let thread = thread.map_err(|source| Error::Io {
-            path: "a thread".into(),
+            path: "cannot start a thread".into(),
             source,
         })?;
         Ok(Saver {
@@ -101,18 +150,24 @@ impl Saver {
         })
     }
 
-    /// Bytes that snapshots have in memory now.
+    /// Returns the memory that snapshots use now, in bytes.
     #[must_use]
     pub fn memory_used(&self) -> u64 {
         self.shared.memory.used()
     }
 
-    /// Begins a save. `rows` is asked once, for the pieces that are not there, and may give the
-    /// engine's own memory, which stays as it is until all was copied; objects are copied now.
+    /// Begins a save.
+    ///
+    /// `rows` is called at most once, with the runs of tokens of the missing pieces. It may return
+    /// the engine's own memory, which must stay unchanged until all rows are copied. Objects are
+    /// copied before this call returns. `on_end` is called once when the save ends.
     ///
     /// # Errors
-    /// [`Error::Input`] for what cannot be; [`Error::NoRoom`] by `fit`; `rows`' own, and those of
-    /// the depot. Nothing has begun then, and `on_end` has been told so.
+    /// * [`Error::Input`] if an argument is not allowed, for example an exact checkpoint.
+    /// * [`Error::NoRoom`] if there is not enough memory, as `fit` requests it.
+    /// * Errors of `rows`, and [`Error::Depot`] if the depot fails or the saver is closed.
+    ///
+    /// After an error no save has begun, and `on_end` was called with the error.
     pub fn begin(
         &self,
         checkpoint: Checkpoint<'_>,
@@ -135,7 +190,7 @@ impl Saver {
         rows: Box<Rows<'_>>,
         on_end: &mut Option<OnEnd>,
     ) -> Result<Snapshot, Error> {
-        let why = "false: what is to be compared is saved at once";
+        let why = "false; exact sessions cannot be saved in the background";
         checkpoint.check_any(self.sessions.piece_tokens, why)?;
         let (count, each) = (checkpoint.tokens.len(), self.sessions.piece_tokens as usize);
         let links = Cut::of_tokens(self.sessions.piece_tokens).links(&bytes_of(checkpoint.tokens));
@@ -173,7 +228,7 @@ impl Saver {
         };
         let job = Job::new(bytes, work);
         if !self.shared.open(&job) {
-            let closed = || kvdepot_store::Error::Closed(": so is its saver").into();
+            let closed = || kvdepot_store::Error::Closed(": its saver is closed too").into();
             job.fail(closed());
             return Err(closed());
         }
@@ -185,10 +240,10 @@ impl Saver {
         Ok(Snapshot::new(Arc::clone(&self.shared), job, source, room))
     }
 
-    /// Saves at once, by the same thread and within the same bounds.
+    /// Saves a checkpoint and waits, on the same thread and within the same limits.
     ///
     /// # Errors
-    /// As [`begin`](Saver::begin), and those of the save.
+    /// Errors of [`begin`](Saver::begin), and [`Error::Background`] with the error of the save.
     pub fn save(
         &self,
         checkpoint: Checkpoint<'_>,
@@ -211,8 +266,8 @@ impl Saver {
         let lent = (0..rows.len()).flat_map(|at| rows.pieces(at));
         let lent = lent.chain(checkpoint.objects.iter().map(|(_, bytes)| bytes));
         if lent.into_iter().any(|some| !some.is_memory()) {
-            let allowed = "memory of this process";
-            return Err(Error::input("rows", "memory of a device", allowed));
+            let allowed = "host memory";
+            return Err(Error::input("rows", "device memory", allowed));
         }
         let objects = checkpoint
             .objects
@@ -247,19 +302,21 @@ impl Saver {
         }
     }
 
-    /// Waits, without a pace, until all saves have ended whose snapshot is taken. What became of
-    /// them their tickets say.
+    /// Waits until all saves whose rows are copied have ended. During the wait, `pace` is ignored.
+    ///
+    /// The tickets report the results. `within` is the longest wait; `None` waits without a limit.
     ///
     /// # Errors
-    /// A time-out; they go on.
+    /// [`Error::Depot`] with a time-out; the saves continue.
     pub fn flush(&self, within: Option<Duration>) -> Result<(), Error> {
         self.shared.flush(false, within)
     }
 
-    /// Ends: saves whose snapshot is taken are finished, without a pace, and others are cancelled.
+    /// Finishes the saves whose rows are copied, without a pace, cancels all others, and ends the
+    /// thread.
     ///
     /// # Errors
-    /// A time-out; it goes on, and this may be called again.
+    /// [`Error::Depot`] with a time-out; closing continues, and the call may be repeated.
     pub fn close(&self, within: Option<Duration>) -> Result<(), Error> {
         self.shared.will(Will::Finish);
         self.shared.flush(true, within)?;
@@ -267,8 +324,9 @@ impl Saver {
         Ok(())
     }
 
-    /// Ends now: what has not ended is cancelled, and nothing is left of it. Waits for the piece
-    /// that is being written.
+    /// Cancels all saves that have not ended, removes their parts, and ends the thread.
+    ///
+    /// The call waits for the piece that is being written.
     pub fn cancel(&self) {
         self.shared.will(Will::Stop);
         self.join();

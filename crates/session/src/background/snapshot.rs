@@ -14,30 +14,32 @@ use crate::error::Error;
 /// Bytes that are copied between two looks at the clock: some 50 µs.
 const COPIED: usize = 256 << 10;
 
-/// How much is copied at a time.
+/// Amount of data that one step copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "bytes or time, and nothing else")]
 pub enum Slice {
-    /// So many bytes at most.
+    /// At most this number of bytes.
     Bytes(u64),
-    /// What can be copied in this time, to 256 KiB.
+    /// Chunks of at most 256 KiB until this time has passed; at least one chunk.
     Time(Duration),
 }
 
-/// What a slice has come to.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Step {
-    /// Bytes that it has copied.
+    /// Bytes that the step copied.
     pub copied: u64,
-    /// Bytes that are left to be copied. At 0 the engine's memory is its own again.
+    /// Bytes that remain to be copied. At 0 the engine may reuse its memory.
     pub left: u64,
-    /// It has ended early: there is no room for more before something was written.
+    /// True if the step ended early, because no memory is free until a piece is written.
     pub is_full: bool,
 }
 
-/// A snapshot that is being taken. The rows that were handed over stay as they are until nothing is
-/// [left](Snapshot::left). Dropped before, its save is cancelled, and nothing is left of it.
+/// Copy of the engine's rows, in progress.
+///
+/// The rows must stay unchanged until [`left`](Snapshot::left) is 0. Dropping the snapshot before
+/// that cancels the save, and removes its parts.
 pub struct Snapshot {
     shared: Arc<Shared>,
     job: Arc<Job>,
@@ -78,22 +80,22 @@ impl Snapshot {
         snapshot
     }
 
-    /// Bytes that are left to be copied.
+    /// Returns the number of bytes that remain to be copied.
     #[must_use]
     pub fn left(&self) -> u64 {
         self.left
     }
 
-    /// The save.
+    /// Returns a handle to the save.
     #[must_use]
     pub fn ticket(&self) -> Ticket {
         Ticket(Arc::clone(&self.job))
     }
 
-    /// Copies a slice; never waits for a disk, or for room.
+    /// Copies one slice. The call does not wait for a disk or for memory.
     ///
     /// # Errors
-    /// [`Error::Background`] where the save has failed meanwhile.
+    /// [`Error::Background`] if the save has failed.
     pub fn step(&mut self, slice: Slice) -> Result<Step, Error> {
         let begun = Instant::now();
         let (mut copied, mut is_full) = (0, false);
@@ -122,17 +124,20 @@ impl Snapshot {
         })
     }
 
-    /// Copies all that is left, and waits for room where there is none: the engine is about to use
+    /// Copies all remaining rows, and waits for memory if necessary. Use it when the engine needs
     /// its memory for something else.
     ///
+    /// `within` is the longest wait; `None` waits without a limit.
+    ///
     /// # Errors
-    /// As [`step`](Snapshot::step), and a time-out; the snapshot goes on then.
+    /// [`Error::Background`] if the save has failed, or [`Error::Depot`] with a time-out; the
+    /// snapshot can continue after a time-out.
     pub fn finish(&mut self, within: Option<Duration>) -> Result<(), Error> {
         let until = within.and_then(|within| Instant::now().checked_add(within));
         while self.step(Slice::Bytes(u64::MAX))?.is_full {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
-                return Err(late("room for a snapshot", within));
+                return Err(late("the wait for snapshot memory", within));
             }
             // A save that has failed frees its room, or never had any.
             const LOOK: Duration = Duration::from_millis(20);

@@ -118,7 +118,7 @@ impl Shared {
         state.hurries -= 1;
         match reached(&state) {
             true => Ok(()),
-            false => Err(late("saves in the background", within)),
+            false => Err(late("the wait for background saves", within)),
         }
     }
 

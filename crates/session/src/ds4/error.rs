@@ -2,19 +2,19 @@
 
 use std::{fmt, io};
 
-/// Why a file was not read or not written.
+/// Reason of a failed read or write of a ds4 file.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// The reader or the writer failed.
     Io(io::Error),
-    /// A field holds what it cannot hold.
+    /// A field has a value that is not allowed.
     Format {
-        /// The field, as the module's tables name it.
+        /// Name of the field, as in the tables of [the module](super).
         field: &'static str,
-        /// What stands there.
+        /// Value of the field.
         value: String,
-        /// What could stand there.
+        /// Allowed values.
         allowed: String,
     },
 }

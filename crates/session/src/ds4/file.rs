@@ -9,33 +9,39 @@ use super::error::{Error, refuse};
 use super::head::{HEAD_LEN, Head};
 use super::name::name;
 
-/// Where the text begins: behind the head and its own length.
+/// Offset of the text in a file, in bytes: after the head and the length of the text.
 pub const TEXT_AT: u64 = HEAD_LEN as u64 + 4;
 /// Bytes copied at once: enough that the calls cost nothing, and they stay in the cache.
 const COPY_LEN: usize = 256 * 1024;
 
-/// A file's head, and the positions of the rest from the file's first byte.
+/// Head of a file, and the byte ranges of its other parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parts {
-    /// What the file says of itself.
+    /// Head of the file.
     pub head: Head,
-    /// The rendered text.
+    /// Rendered text.
     pub text: Range<u64>,
-    /// The engine's state.
+    /// State of the engine.
     pub payload: Range<u64>,
-    /// Whatever follows, to the end of the file.
+    /// All bytes after the payload.
     pub trailer: Range<u64>,
 }
 
-/// Reads head and lengths, 52 bytes, and holds them against the length of the file, which begins
-/// at the reader's position 0.
+/// Reads the head and the lengths, 52 bytes, and checks them against the length of the file.
+///
+/// The file begins at position 0 of `reader`.
 ///
 /// # Errors
-/// A head that is none, lengths that go beyond the file, or a reader that fails.
+/// [`Error::Format`] if the head is invalid or a length exceeds the file, and [`Error::Io`] if the
+/// reader fails.
 pub fn parse(reader: &mut (impl Read + Seek)) -> Result<Parts, Error> {
     let file_len = reader.seek(SeekFrom::End(0))?;
     if file_len < TEXT_AT {
-        return refuse("file length", file_len, format_args!("{TEXT_AT} or more"));
+        return refuse(
+            "file length",
+            file_len,
+            format_args!("{TEXT_AT} bytes or more"),
+        );
     }
     reader.seek(SeekFrom::Start(0))?;
     let (mut head, mut text_len) = ([0; HEAD_LEN], [0; 4]);
@@ -57,17 +63,19 @@ pub fn parse(reader: &mut (impl Read + Seek)) -> Result<Parts, Error> {
 fn end(field: &'static str, start: u64, len: u64, file_len: u64) -> Result<u64, Error> {
     let left = file_len.saturating_sub(start);
     if len > left {
-        let allowed = format_args!("at most {left}, what the file of {file_len} bytes has left");
+        let allowed = format_args!("at most {left}, the rest of the file of {file_len} bytes");
         return refuse(field, len, allowed);
     }
     Ok(start.saturating_add(len))
 }
 
 impl Parts {
-    /// The text, in memory: its length is in `text` for whoever has a limit.
+    /// Reads the text into memory. Check the length of [`text`](Parts::text) first if memory is
+    /// limited.
     ///
     /// # Errors
-    /// A reader that fails or has become shorter.
+    /// [`Error::Format`] if the file was truncated after it was parsed, and [`Error::Io`] if the
+    /// reader fails.
     pub fn read_text(&self, reader: &mut (impl Read + Seek)) -> Result<Vec<u8>, Error> {
         let mut text = Vec::new();
         let read = Section::new(reader, &self.text).read_to_end(&mut text)?;
@@ -75,10 +83,12 @@ impl Parts {
         Ok(text)
     }
 
-    /// The name that the text gives the file, without holding the text.
+    /// Returns the file name that belongs to the text. The text is hashed without keeping it in
+    /// memory.
     ///
     /// # Errors
-    /// A reader that fails or has become shorter.
+    /// [`Error::Format`] if the file was truncated after it was parsed, and [`Error::Io`] if the
+    /// reader fails.
     pub fn read_name(&self, reader: &mut (impl Read + Seek)) -> Result<String, Error> {
         let mut hash = Sha1::new();
         let read = copy(Section::new(reader, &self.text), Hashing(&mut hash))?;
@@ -86,19 +96,21 @@ impl Parts {
         Ok(name(hash))
     }
 
-    /// A stream of the payload.
+    /// Returns a reader for the payload.
     pub fn payload<'a, R: Read + Seek>(&self, reader: &'a mut R) -> Section<'a, R> {
         Section::new(reader, &self.payload)
     }
 
-    /// A stream of the trailer.
+    /// Returns a reader for the trailer.
     pub fn trailer<'a, R: Read + Seek>(&self, reader: &'a mut R) -> Section<'a, R> {
         Section::new(reader, &self.trailer)
     }
 }
 
-/// A stream of one part. It keeps its own position and seeks before it reads, because two handles
-/// of a file may share theirs (`File::try_clone`).
+/// Reader for one part of a file.
+///
+/// It keeps its own position, and seeks before each read, because two handles of a file may share
+/// one position (`File::try_clone`).
 #[derive(Debug)]
 pub struct Section<'a, R> {
     reader: &'a mut R,
@@ -139,17 +151,18 @@ fn whole(field: &'static str, read: u64, part: &Range<u64>) -> Result<(), Error>
     refuse(
         field,
         value,
-        format_args!("{len}: the file was cut after it was opened"),
+        format_args!("{len} bytes; the file was truncated after it was opened"),
     )
 }
 
-/// Writes a file, from its first byte to its last, and returns its length. The payload is read to
-/// its end, and must be as long as the head says; so is the trailer, of any length. After an error
-/// the writer holds a torn file, which is the caller's to discard.
+/// Writes a whole file, and returns its length in bytes.
+///
+/// `payload` must have exactly the length in `head`. `trailer` may have any length. After an error
+/// `writer` contains a truncated file, which the caller must discard.
 ///
 /// # Errors
-/// A head without tokens, a text of 4 GiB or more, a payload of another length than the head's, or
-/// a reader or writer that fails.
+/// [`Error::Format`] if the head has no tokens, the text has 4 GiB or more, or the payload has
+/// another length, and [`Error::Io`] if a reader or the writer fails.
 pub fn write(
     mut writer: impl Write,
     head: &Head,
@@ -170,7 +183,7 @@ pub fn write(
     writer.write_all(text)?;
     let len = head.payload_len;
     let copied = copy(payload.by_ref().take(len), &mut writer)?;
-    let allowed = format_args!("exactly {len}, as the head says");
+    let allowed = format_args!("exactly {len}, the length in the head");
     if copied < len {
         return refuse("payload length", copied, allowed);
     }

@@ -5,34 +5,34 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmut
 
 use super::error::{Error, refuse};
 
-/// Bytes of a head.
+/// Length of a head, in bytes.
 pub const HEAD_LEN: usize = 48;
 /// First bytes of every file.
 pub const MAGIC: [u8; 3] = *b"KVC";
 /// The only version that ds4 has released.
 pub const VERSION: u8 = 1;
 
-/// Why ds4 saved a session. ds4 reads a code that it does not know as [`Reason::UNKNOWN`].
+/// Cause of a save by ds4. ds4 reads an unknown code as [`Reason::UNKNOWN`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Reason(pub u8);
 
 impl Reason {
-    /// Not recorded.
+    /// The cause is not recorded.
     pub const UNKNOWN: Reason = Reason(0);
-    /// A long first prompt came to a stable prefix.
+    /// A long first prompt reached a stable prefix.
     pub const COLD: Reason = Reason(1);
-    /// Prefill or generation came to the next interval.
+    /// Prefill or generation reached the next interval.
     pub const CONTINUED: Reason = Reason(2);
-    /// Another request took the live session's place.
+    /// Another request replaced the live session.
     pub const EVICT: Reason = Reason(3);
     /// The server ended.
     pub const SHUTDOWN: Reason = Reason(4);
-    /// The agent's system prompt.
+    /// System prompt of the agent.
     pub const AGENT_SYSTEM: Reason = Reason(5);
-    /// A session that the agent was told to keep.
+    /// Session that a user told the agent to keep.
     pub const AGENT_SESSION: Reason = Reason(6);
 
-    /// ds4's word for it.
+    /// Returns the name that ds4 uses, for example `"cold"`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -47,53 +47,55 @@ impl Reason {
     }
 }
 
-/// What a file has beyond the plain format. Unknown bits are kept.
+/// Extensions of a file beyond the plain format. Unknown bits are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flags(pub u8);
 
 impl Flags {
     /// A map of tool calls follows the payload.
     pub const TOOL_MAP: Flags = Flags(1);
-    /// The text is what a client of the Responses API sees, not what the tokens spell.
+    /// The text is the view of a client of the Responses API. It may differ from the text of the
+    /// tokens.
     pub const RESPONSES_VISIBLE: Flags = Flags(1 << 1);
-    /// The text leaves out the reasoning that the tokens hold.
+    /// The text omits the reasoning that the tokens contain.
     pub const THINKING_VISIBLE: Flags = Flags(1 << 2);
-    /// The agent's title follows the payload, and names the file.
+    /// A title follows the payload, and determines the name of the file. The agent writes it.
     pub const SESSION_TITLE: Flags = Flags(1 << 3);
 
-    /// Whether all of these bits are set.
+    /// Returns true if all bits of `bits` are set.
     #[must_use]
     pub fn contains(self, bits: Flags) -> bool {
         self.0 & bits.0 == bits.0
     }
 }
 
-/// What a head says.
+/// Head of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// Bits of the routed experts' weights.
+    /// Bits per weight of the routed experts.
     pub quant_bits: u8,
-    /// Why it was saved.
+    /// Cause of the save.
     pub reason: Reason,
-    /// What is appended, and what the text is.
+    /// Contents of the trailer, and kind of the text.
     pub flags: Flags,
-    /// ds4's number of the model.
+    /// Number that ds4 assigns to the model.
     pub model: u8,
-    /// Tokens of the session, at least one.
+    /// Number of tokens; at least one.
     pub tokens: u32,
-    /// Times ds4 has loaded the file.
+    /// Number of times ds4 has loaded the file.
     pub hits: u32,
-    /// Context size of the session, in tokens: ds4 loads the file into this or a larger one.
+    /// Context size of the session, in tokens. ds4 loads the file into a context of this size or a
+    /// larger one.
     pub context: u32,
-    /// Revision of what the payload means: ds4 loads only its own.
+    /// Revision of the payload's meaning. ds4 loads only its own revision.
     pub revision: u8,
-    /// Bytes that ds4 leaves zero, kept as they are.
+    /// Reserved bytes. ds4 writes zeros; other values are kept.
     pub reserved: [u8; 3],
-    /// Unix seconds of the saving.
+    /// Time of the save, in Unix seconds.
     pub created: u64,
-    /// Unix seconds of the last load.
+    /// Time of the last load, in Unix seconds.
     pub last_used: u64,
-    /// Bytes of the payload.
+    /// Length of the payload, in bytes.
     pub payload_len: u64,
 }
 
@@ -117,7 +119,7 @@ struct Raw {
 }
 
 impl Head {
-    /// The head as it stands in the file.
+    /// Returns the bytes of the head as they are in a file.
     #[must_use]
     pub fn encode(&self) -> [u8; HEAD_LEN] {
         transmute!(Raw {
@@ -141,7 +143,7 @@ impl Head {
     /// Reads a head.
     ///
     /// # Errors
-    /// Another magic or version, or no tokens.
+    /// [`Error::Format`] if the magic or the version is another one, or if there are no tokens.
     pub fn decode(bytes: &[u8; HEAD_LEN]) -> Result<Head, Error> {
         let raw: &Raw = transmute_ref!(bytes);
         if raw.magic != MAGIC {

@@ -20,7 +20,7 @@ const ID: u64 = 4;
 /// Ids read at once: 64 KiB.
 const IDS_AT_ONCE: usize = 16 * 1024;
 
-/// Where everything lies in a payload.
+/// Positions of all parts of a payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     shape: Shape,
@@ -29,23 +29,27 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Reads a payload's head and row counts, a few hundred bytes.
+    /// Reads the head and the row counts of a payload, a few hundred bytes.
     ///
     /// # Errors
-    /// A payload that is not DeepSeek V4's of a known version, that is torn, or that disagrees
-    /// with the file's head; or a reader that fails.
+    /// [`Error::Format`] if the payload is not a known version of DeepSeek V4, is truncated, or
+    /// contradicts the head of the file, and [`Error::Io`] if the reader fails.
     pub fn read(reader: &mut (impl Read + Seek), file: &Parts) -> Result<Layout, Error> {
         let payload = file.payload.clone();
         let len = payload.end.saturating_sub(payload.start);
         if len < SHAPE_LEN as u64 {
-            return refuse("payload length", len, format_args!("{SHAPE_LEN} or more"));
+            return refuse(
+                "payload length",
+                len,
+                format_args!("{SHAPE_LEN} bytes or more"),
+            );
         }
         let mut head = [0; SHAPE_LEN];
         reader.seek(SeekFrom::Start(payload.start))?;
         reader.read_exact(&mut head)?;
         let shape = Shape::decode(&head)?;
         if shape.tokens != file.head.tokens {
-            let allowed = format_args!("{}, as the file's head says", file.head.tokens);
+            let allowed = format_args!("{}, the number in the file's head", file.head.tokens);
             return refuse("payload's tokens", shape.tokens, allowed);
         }
         let (leading, parts) = of_length(&shape, len)?;
@@ -58,11 +62,11 @@ impl Layout {
         Ok(layout)
     }
 
-    /// That of a payload in this place of its file which begins so, and was [read](Layout::read)
-    /// before.
+    /// Returns the layout of a payload that was [read](Layout::read) before, from its first bytes
+    /// and its range in the file.
     ///
     /// # Errors
-    /// A beginning that is none, or a payload of another length.
+    /// [`Error::Format`] if `head` is invalid, or the payload has another length.
     pub fn known(head: &[u8; SHAPE_LEN], payload: Range<u64>) -> Result<Layout, Error> {
         let shape = Shape::decode(head)?;
         let len = payload.end.saturating_sub(payload.start);
@@ -74,23 +78,23 @@ impl Layout {
         })
     }
 
-    /// What the payload says of itself.
+    /// Returns the head of the payload.
     #[must_use]
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// All parts in their order: each begins where the one before ends, the first at 0, and the
-    /// last ends where the payload does.
+    /// Returns all parts in order. Each part begins at the end of the previous one; the first
+    /// begins at 0, and the last ends with the payload.
     #[must_use]
     pub fn parts(&self) -> &[Part] {
         &self.parts
     }
 
-    /// The ids of these of the session's tokens, up to its end.
+    /// Reads the IDs of a range of the session's tokens. A range beyond the end is cut.
     ///
     /// # Errors
-    /// A reader that fails.
+    /// [`Error::Io`] if the reader fails.
     pub fn read_tokens(
         &self,
         reader: &mut (impl Read + Seek),
@@ -128,7 +132,7 @@ impl Layout {
             let expected = self.shape.rows(ratio);
             if count != expected {
                 let tokens = self.shape.tokens;
-                let allowed = format_args!("{expected}, as {tokens} tokens make");
+                let allowed = format_args!("{expected}, the number for {tokens} tokens");
                 return refuse(field, count, allowed);
             }
         }
@@ -176,9 +180,9 @@ fn of_length(shape: &Shape, len: u64) -> Result<(u32, Vec<Part>), Error> {
         return refuse(
             "payload's shape",
             format_args!("{shape:?}"),
-            "lengths of 64 bits",
+            "a shape whose size fits into 64 bits",
         );
     }
-    let allowed = format_args!("{}, as its shape says", lengths.join(" or "));
+    let allowed = format_args!("{}, the length for its shape", lengths.join(" or "));
     refuse("payload length", len, allowed)
 }

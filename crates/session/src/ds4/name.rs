@@ -9,20 +9,23 @@ const SUFFIX: &str = ".kv";
 /// Digits before it: two for each byte of a SHA-1.
 const DIGITS: usize = 40;
 
-/// The name of a file with this rendered text.
+/// Returns the name of a file with this rendered text.
 #[must_use]
 pub fn name_of(text: &[u8]) -> String {
     name(Sha1::new_with_prefix(text))
 }
 
-/// The name of a session of ds4's agent: by title and creation time in Unix seconds, so that it
-/// stays the same while the session grows. These have the flag `SESSION_TITLE`.
+/// Returns the name of a file of ds4's agent, from its title and its creation time in Unix seconds.
+///
+/// The name stays the same while the session grows. Such files have the flag
+/// [`SESSION_TITLE`](super::Flags::SESSION_TITLE).
 #[must_use]
 pub fn titled_name_of(title: &[u8], created: u64) -> String {
     name(Sha1::new_with_prefix(title).chain_update(created.to_le_bytes()))
 }
 
-/// Whether ds4 takes a file of this name for a session; digits of either case will do.
+/// Returns true if ds4 accepts a file with this name as a session. Hexadecimal digits may be of
+/// either case.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
     name.strip_suffix(SUFFIX).is_some_and(|digits| {

@@ -24,61 +24,63 @@ use super::shape::{FINE, SHAPE_LEN, Shape};
 /// Bytes of a number.
 const NUMBER: u64 = 4;
 
-/// What a part of a payload is.
+/// Kind of a part of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
-    /// The payload's head.
+    /// Head of the payload.
     Shape,
-    /// Token ids.
+    /// Token IDs.
     Tokens,
-    /// Logits of the token that comes next.
+    /// Logits of the next token.
     Logits,
-    /// Compressed rows of each layer, then rows of its index.
+    /// Number of compressed rows of each layer, then of the rows of its index.
     RowCounts,
-    /// A layer's raw rows of the last tokens, in the tokens' order.
+    /// Raw rows of the last tokens of a layer, in the order of the tokens.
     Window,
-    /// A layer's compressed rows.
+    /// Compressed rows of a layer.
     Rows,
-    /// Keys and values of the group that will be the next compressed row.
+    /// Keys and values of the group that becomes the next compressed row.
     State,
     /// Scores of that group.
     Score,
     /// Rows of a layer's index.
     IndexRows,
-    /// Keys of the group that will be the index's next row.
+    /// Keys of the group that becomes the next row of the index.
     IndexState,
     /// Scores of that group.
     IndexScore,
 }
 
-/// How a part grows.
+/// Size of the rows of a part that grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Bytes of a row.
+    /// Length of a row, in bytes.
     pub len: u64,
-    /// Tokens that a row stands for.
+    /// Number of tokens that a row represents.
     pub tokens: u32,
 }
 
-/// A part of a payload.
+/// Part of a payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// What it is.
+    /// Kind of the part.
     pub kind: Kind,
-    /// The layer that it belongs to, if to one.
+    /// Number of the layer, if the part belongs to one.
     pub layer: Option<u32>,
-    /// Where it lies, in bytes from the payload's first.
+    /// Range in the payload, in bytes.
     pub bytes: Range<u64>,
-    /// Its rows, if it grows by appending: those of a longer session begin with those of a shorter
-    /// one. `None` is a part of this checkpoint alone.
+    /// Rows of a part that grows by appending: the rows of a longer session begin with those of a
+    /// shorter one. `None` for a part of one checkpoint alone.
     pub row: Option<Row>,
 }
 
 impl Part {
-    /// Where the rows lie that these tokens of the session completed, in bytes from the payload's
-    /// first. Ranges of tokens that touch give ranges of bytes that touch. `None` for a part of
-    /// one checkpoint.
+    /// Returns the byte range, in the payload, of the rows that these tokens of the session
+    /// completed.
+    ///
+    /// Adjacent ranges of tokens give adjacent ranges of bytes. The result is `None` for a part of
+    /// one checkpoint alone.
     #[must_use]
     pub fn rows_of(&self, tokens: Range<u32>) -> Option<Range<u64>> {
         let row = self.row?;

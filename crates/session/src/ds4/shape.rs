@@ -5,14 +5,14 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned, transmute_ref};
 
 use super::error::{Error, refuse};
 
-/// Bytes of a payload's head.
+/// Length of a payload's head, in bytes.
 pub const SHAPE_LEN: usize = 52;
 /// First bytes of a payload.
 pub const PAYLOAD_MAGIC: [u8; 4] = *b"DSV4";
-/// Versions whose inside is known; their bytes lie alike.
+/// Payload versions with a known content. Their layout is the same.
 pub const PAYLOAD_VERSIONS: [u32; 2] = [1, 2];
-/// Most layers that are believed. DeepSeek V4 has 43 or 61, and the bound keeps memory small
-/// whatever the file says.
+/// Largest accepted number of layers, which bounds memory for damaged files. DeepSeek V4 has 43 or
+/// 61.
 pub const LAYERS_MAX: u32 = 1024;
 
 /// Tokens behind a row of every even layer from 2 up; these layers have an index too.
@@ -20,32 +20,32 @@ pub(super) const FINE: u32 = 4;
 /// Tokens behind a row of every odd layer from 3 up.
 pub(super) const COARSE: u32 = 128;
 
-/// What a payload says of itself.
+/// Head of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Version of the payload.
     pub version: u32,
     /// Context size, in tokens.
     pub context: u32,
-    /// Tokens that the engine prefilled at once.
+    /// Number of tokens that the engine prefilled in one step.
     pub prefill: u32,
-    /// Rows that the engine's ring of raw rows had room for.
+    /// Capacity of the engine's ring of raw rows, in rows.
     pub ring: u32,
-    /// Tokens of the sliding window.
+    /// Size of the sliding window, in tokens.
     pub window: u32,
-    /// Compressed rows that the engine had room for in a layer.
+    /// Capacity of a layer for compressed rows, in rows.
     pub rows_max: u32,
-    /// Tokens of the session.
+    /// Number of tokens of the session.
     pub tokens: u32,
-    /// Layers of the model.
+    /// Number of layers of the model.
     pub layers: u32,
-    /// Numbers in a raw or compressed row.
+    /// Numbers per raw or compressed row.
     pub head_dim: u32,
-    /// Numbers in a row of the index.
+    /// Numbers per row of the index.
     pub index_dim: u32,
-    /// Tokens that the model knows, and numbers in the logits.
+    /// Size of the vocabulary, and of the logits.
     pub vocab: u32,
-    /// Raw rows of each layer, those of the last tokens.
+    /// Number of raw rows of each layer, for the last tokens.
     pub raw_rows: u32,
 }
 
@@ -68,10 +68,11 @@ struct Raw {
 }
 
 impl Shape {
-    /// Reads a payload's head.
+    /// Reads the head of a payload.
     ///
     /// # Errors
-    /// Another magic or version, or numbers that no session has.
+    /// [`Error::Format`] if the magic or the version is another one, or if a number cannot belong
+    /// to a session.
     pub fn decode(bytes: &[u8; SHAPE_LEN]) -> Result<Shape, Error> {
         let raw: &Raw = transmute_ref!(bytes);
         if raw.magic != PAYLOAD_MAGIC {
@@ -114,7 +115,10 @@ impl Shape {
             }
         }
         if self.raw_rows > self.tokens {
-            let allowed = format_args!("at most {}, the session's tokens", self.tokens);
+            let allowed = format_args!(
+                "at most {}, the number of tokens of the session",
+                self.tokens
+            );
             return refuse("raw rows", self.raw_rows, allowed);
         }
         Ok(())

@@ -26,31 +26,32 @@ const ID_LEN_MAX: u32 = 256;
 /// Longest call that ds4 keeps, in bytes.
 const CALL_LEN_MAX: u32 = 512 * 1024 * 1024;
 
-/// A tool call, so that the history a client sends back renders to the tokens that were sampled.
+/// Tool call, as the model wrote it. With it, the history that a client sends back renders to the
+/// same tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ToolCall<'a> {
-    /// The id that clients see.
+    /// ID that clients see.
     pub id: &'a [u8],
-    /// The call as the model wrote it.
+    /// Text of the call, exactly as the model wrote it.
     pub text: &'a [u8],
 }
 
-/// A trailer's sections.
+/// Sections of a trailer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trailer<'a> {
-    /// The tool map, in its order.
+    /// Tool map, in the order of the file.
     pub tool_calls: Vec<ToolCall<'a>>,
-    /// The title, UTF-8 by custom.
+    /// Title, usually UTF-8.
     pub title: Option<&'a [u8]>,
-    /// Bytes behind the known sections.
+    /// Bytes after the known sections.
     pub rest: &'a [u8],
 }
 
 impl<'a> Trailer<'a> {
-    /// Reads the sections that the flags of the head announce.
+    /// Reads the sections that `flags` announce.
     ///
     /// # Errors
-    /// A section that is not what its flag says, or that goes beyond the trailer.
+    /// [`Error::Format`] if a section does not match its flag, or exceeds the trailer.
     pub fn decode(flags: Flags, bytes: &'a [u8]) -> Result<Trailer<'a>, Error> {
         let mut trailer = Trailer {
             rest: bytes,
@@ -127,7 +128,7 @@ fn short<T>(field: &'static str, len: u32, left: &[u8]) -> Result<T, Error> {
     refuse(
         field,
         value,
-        format_args!("at most {left}, what the trailer has left"),
+        format_args!("at most {left}, the rest of the trailer"),
     )
 }
 
@@ -196,7 +197,7 @@ mod tests {
         assert_eq!(
             says(b"KTM\x01\x01\0\0\0\x09\0\0\0\x03\0\0\0abc"),
             "ds4 file: tool id: 9 bytes is not allowed; \
-             allowed: at most 3, what the trailer has left"
+             allowed: at most 3, the rest of the trailer"
         );
     }
 }

@@ -8,34 +8,36 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::manifest::{Manifest, Named, OBJECTS_MAX, Reason, Space};
 
-/// What a session in a file is.
+/// Description of the session in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct About {
-    /// The namespace that a depot's pieces of it would have: model, weights, layout, piece, salt.
+    /// ID of the namespace that the pieces would have in a depot. It depends on model, weights,
+    /// layout, piece size and salt.
     pub namespace: [u8; 16],
-    /// Under which conditions it can be used.
+    /// Conditions under which the session can be used.
     pub space: Space,
-    /// When it was saved, in Unix seconds.
+    /// Time of the save, in Unix seconds.
     pub created: u64,
-    /// Why.
+    /// Cause of the checkpoint.
     pub reason: Reason,
-    /// Tokens that the engine had room for.
+    /// Size of the engine's context, in tokens.
     pub context_tokens: u32,
-    /// Tokens of a piece, where it has pieces.
+    /// Number of tokens per piece, if the session has pieces.
     pub piece_tokens: u32,
-    /// The tokens.
+    /// Tokens of the session.
     pub tokens: Vec<u32>,
-    /// What they were rendered from, as far as the engine said it.
+    /// Rendered text of the tokens; empty if the engine did not pass it.
     pub text: Vec<u8>,
-    /// Bytes of each piece; none of a state that is not cut by tokens.
+    /// Size of each piece, in bytes; empty if the state is not cut by tokens.
     pub piece_bytes: Vec<u64>,
-    /// Pieces, in their order, that a depot keeps under their bytes too, so that no other rows of
-    /// the same tokens take their place: those of sessions that come back to the bit.
+    /// Indices, in ascending order, of pieces that a depot also stores under a hash of their bytes,
+    /// so that other rows of the same tokens cannot replace them. Exact sessions have such pieces.
     pub exact: Vec<u32>,
-    /// What else it has, name and bytes: what does not grow with the tokens, or is not cut.
+    /// Name and size in bytes of each object: parts that do not grow with the tokens, or a state
+    /// that is not cut.
     pub objects: Vec<(String, u64)>,
-    /// What the engine, or who it is for, notes.
+    /// Note of the engine or its user.
     pub note: String,
 }
 
@@ -43,7 +45,7 @@ impl About {
     /// As it is written.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, Error> {
         postcard::to_allocvec(self)
-            .map_err(|error| Error::malformed("what a session's file says", error.to_string()))
+            .map_err(|error| Error::malformed("session description", error.to_string()))
     }
 
     /// Reads one; nothing is believed that does not fit.
@@ -52,7 +54,7 @@ impl About {
             postcard::take_from_bytes::<About>(bytes).map_err(|error| error.to_string())?;
         match rest.is_empty() {
             true => about.check().map(|()| about),
-            false => Err("there are bytes behind what it says of itself".to_owned()),
+            false => Err("unexpected bytes after its description".to_owned()),
         }
     }
 
@@ -64,28 +66,28 @@ impl About {
         }
         let pieces = self.tokens.len().div_ceil(self.piece_tokens as usize);
         if !self.piece_bytes.is_empty() && self.piece_bytes.len() != pieces {
-            return wrong("its pieces are not those of its tokens");
+            return wrong("its pieces do not match its tokens");
         }
         let exact = self.exact.iter().map(|at| *at as usize);
         if !exact.clone().is_sorted_by(|one, next| one < next)
             || exact.clone().any(|at| at >= self.piece_bytes.len())
         {
-            return wrong("what is exact of it is none of its pieces");
+            return wrong("its list of exact pieces is not valid");
         }
         if self.members().any(|bytes| bytes == 0) {
-            return wrong("a member of it has no bytes");
+            return wrong("it has an empty piece or object");
         }
         if self.members().next().is_none() {
             return wrong("it has neither pieces nor objects");
         }
         let total = self.members().try_fold(0_u64, u64::checked_add);
         if self.objects.len() > OBJECTS_MAX || total.is_none() {
-            return wrong("it has more than it can have");
+            return wrong("it has too many objects, or too many bytes");
         }
         let mut names: Vec<&str> = self.objects.iter().map(|(name, _)| &**name).collect();
         names.sort_unstable();
         match names.windows(2).any(|two| two[0] == two[1]) {
-            true => wrong("two of its objects have one name"),
+            true => wrong("two of its objects have the same name"),
             false => Ok(()),
         }
     }
@@ -96,13 +98,13 @@ impl About {
         self.piece_bytes.iter().copied().chain(objects)
     }
 
-    /// Bytes of all members.
+    /// Returns the size of all pieces and objects, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.members().sum()
     }
 
-    /// Runs of tokens, and bytes of each piece.
+    /// Returns the range of tokens and the size in bytes of each piece.
     #[must_use]
     pub fn pieces(&self) -> Vec<(Range<usize>, u64)> {
         let (each, count) = (self.piece_tokens as usize, self.tokens.len());
@@ -110,13 +112,13 @@ impl About {
         self.piece_bytes.iter().enumerate().map(run).collect()
     }
 
-    /// Its namespace.
+    /// Returns the ID of the namespace.
     #[must_use]
     pub fn namespace(&self) -> NamespaceId {
         NamespaceId(self.namespace)
     }
 
-    /// What a namespace is that has this session's, under this salt.
+    /// Returns the specification of the session's namespace with this `salt`.
     #[must_use]
     pub fn spec(&self, salt: Option<String>) -> NamespaceSpec {
         self.space.spec(self.piece_tokens, salt)

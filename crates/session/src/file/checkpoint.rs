@@ -8,48 +8,49 @@ use crate::index::Id;
 use crate::manifest::{Reason, Space};
 use crate::store::{PIECE_TOKENS_MAX, PIECES};
 
-/// A session that is to be a file.
+/// Description of a session to save as a file.
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "made from its fields")]
 pub struct FileCheckpoint<'a> {
-    /// What has to be the same for it to be used again. `block_tokens` are those of a piece; its
-    /// `group` is not used.
+    /// Model, weights, element types, layout and tokenizer, which must be equal for the session to
+    /// be used again. `block_tokens` is the number of tokens per piece. `group` is ignored.
     pub namespace: &'a NamespaceSpec,
-    /// Its tokens, all of them.
+    /// All tokens of the conversation; at least one.
     pub tokens: &'a [u32],
-    /// What they were rendered from, where the engine knows it.
+    /// Rendered text of the tokens; empty if it is unknown.
     pub text: &'a [u8],
-    /// Why it is made.
+    /// Cause of the checkpoint.
     pub reason: Reason,
-    /// Tokens that the engine has room for.
+    /// Size of the engine's context, in tokens.
     pub context_tokens: u32,
-    /// What the engine, or who it is for, notes.
+    /// Note of the engine or its user.
     pub note: &'a str,
-    /// When it is made, in Unix seconds.
+    /// Time of the checkpoint, in Unix seconds.
     pub created: u64,
 }
 
-/// What became of a session that was saved as a file.
+/// Result of a save to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FileSaved {
-    /// The session's name.
+    /// ID of the session.
     pub id: Id,
-    /// Tokens whose rows were there already: none, a file has all of its session.
+    /// Number of tokens whose rows were already stored; always 0, because a file contains its whole
+    /// session.
     pub cached_tokens: usize,
-    /// Tokens whose rows were written: all.
+    /// Number of tokens whose rows were written: all tokens.
     pub cache_write_tokens: usize,
-    /// Bytes of the file.
+    /// Size of the file, in bytes.
     pub bytes_written: u64,
 }
 
-/// What comes next into a file.
+/// Next part of a file that is being written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a session has these")]
 pub enum Member {
-    /// The rows of the next `block_tokens` tokens.
+    /// Rows of the next `block_tokens` tokens.
     Piece,
-    /// A part that does not grow with the tokens, or all of a state that is not cut: by its name.
+    /// Part with this name that does not grow with the tokens, or a whole state that is not cut.
     Object(String),
 }
 
@@ -58,11 +59,11 @@ impl FileCheckpoint<'_> {
         let piece_tokens = u32::try_from(self.namespace.block_tokens).ok();
         let piece_tokens = piece_tokens.filter(|tokens| (1..=PIECE_TOKENS_MAX).contains(tokens));
         let piece_tokens = piece_tokens.ok_or_else(|| {
-            let allowed = format!("tokens of a piece, 1 to {PIECE_TOKENS_MAX}");
+            let allowed = format!("tokens per piece, 1 to {PIECE_TOKENS_MAX}");
             Error::input("block_tokens", self.namespace.block_tokens, allowed)
         })?;
         if self.tokens.is_empty() {
-            return Err(Error::input("tokens", "none", "at least one"));
+            return Err(Error::input("tokens", "none", "at least one token"));
         }
         Ok(About {
             namespace: namespace_of(self.namespace)?,

@@ -31,7 +31,7 @@ const SUM: usize = 16;
 const CHUNKS_MAX: u64 = (64 << 20) / SUM as u64;
 
 /// Why a file is none whose tail does not verify.
-pub(crate) const CHANGED: &str = "what it says of itself has changed";
+pub(crate) const CHANGED: &str = "its description is corrupt";
 
 /// What the head says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,16 +87,16 @@ impl Head {
             rest = behind;
             Some(some)
         };
-        let cut = || "it is cut".to_owned();
+        let cut = || "it is truncated".to_owned();
         if take(8) != Some(MAGIC) {
-            return Err("it is no session".to_owned());
+            return Err("it is not a session file".to_owned());
         }
         let u32_of = |bytes: &[u8]| Some(u32::from_le_bytes(bytes.try_into().ok()?));
         let u64_of = |bytes: &[u8]| Some(u64::from_le_bytes(bytes.try_into().ok()?));
         let version = take(4).and_then(u32_of).ok_or_else(cut)?;
         if version != VERSION {
             return Err(format!(
-                "it is of version {version}, this release reads 1 and {VERSION}"
+                "it has format version {version}; this release reads versions 1 and {VERSION}"
             ));
         }
         let chunk = take(4).and_then(u32_of).ok_or_else(cut)?;
@@ -119,7 +119,7 @@ impl Head {
             .filter(|(_, sum)| sum.len() == SUM)
             .ok_or_else(cut)?;
         if Checksum::from_u128(checksum::digest(body)).0 != sum {
-            return Err("its head has changed".to_owned());
+            return Err("its head is corrupt".to_owned());
         }
         let end = head.tail_len().and_then(|bytes| bytes.checked_add(tail));
         let fits = end.and_then(page_up) == Some(len) && said == len;
@@ -129,8 +129,8 @@ impl Head {
         let fits = fits && chunks <= full.saturating_add(about).min(CHUNKS_MAX);
         match fits && chunk == CHUNK as u32 && about <= MANIFEST_MAX && tail >= HEAD as u64 {
             true => Ok(head),
-            false if said != len => Err(format!("it has {len} bytes of {said}")),
-            false => Err("its head does not fit it".to_owned()),
+            false if said != len => Err(format!("it has {len} of {said} bytes")),
+            false => Err("its head does not match its length".to_owned()),
         }
     }
 
@@ -157,7 +157,7 @@ pub(crate) fn encode_tail(about: &About, sums: &[Checksum]) -> Result<(Vec<u8>, 
     let len = tail.len() as u64;
     if len > MANIFEST_MAX {
         let value = format!("{} tokens", about.tokens.len());
-        let allowed = "what a description of 256MiB has room for";
+        let allowed = "a session whose description has at most 256MiB";
         return Err(Error::input("tokens", value, allowed));
     }
     sums.iter().for_each(|sum| tail.extend_from_slice(&sum.0));
@@ -175,20 +175,20 @@ pub(crate) fn sum_of(tail: &[u8]) -> Checksum {
 /// Why it does not fit.
 pub(crate) fn decode_tail(head: &Head, tail: &[u8]) -> Result<(About, Vec<Checksum>), String> {
     let len = head.tail_len().unwrap_or(u64::MAX) as usize;
-    let (tail, zeros) = tail.split_at_checked(len).ok_or("it is cut")?;
+    let (tail, zeros) = tail.split_at_checked(len).ok_or("it is truncated")?;
     if sum_of(tail) != head.sum || zeros.iter().any(|byte| *byte != 0) {
         return Err(CHANGED.to_owned());
     }
     let (about, table) = tail
         .split_at_checked(head.about as usize)
-        .ok_or("it is cut")?;
+        .ok_or("it is truncated")?;
     let about = About::decode(about)?;
     if about.namespace != head.namespace {
-        return Err("its head is of another namespace".to_owned());
+        return Err("its head names a different namespace".to_owned());
     }
-    let places = Places::of(&about).ok_or("its members are too long")?;
+    let places = Places::of(&about).ok_or("its pieces or objects are too long")?;
     if places.end != head.tail || places.chunks != head.chunks {
-        return Err("its members do not fit its length".to_owned());
+        return Err("its pieces and objects do not match its length".to_owned());
     }
     let sums = table.chunks_exact(SUM);
     let sums = sums.filter_map(|sum| sum.try_into().ok().map(Checksum));

@@ -1,10 +1,13 @@
-//! A session as one file: saved from memory in one pass, and brought back into it, verified.
+//! Session files: one file per session, written from memory in one pass, and verified when it is
+//! read.
 //!
-//! `format` has the bytes, `about` what a file says of itself; `mover` is who moves bytes, `cut`
-//! what of a member moves at once, `temporary` how a file comes to its name. [`SessionWriter`] and
-//! [`save_file`] write, [`SessionFile`] reads; [`SessionFiles`] is a
-//! directory of them. A file has all of its session: nothing is shared with
-//! others, and no save writes only what is new.
+//! * [`SessionFiles`] is a directory of session files with lookups, a capacity and eviction.
+//!   Several processes may share it.
+//! * [`SessionFile`] reads one file. [`save_file`] and [`SessionWriter`] write one.
+//! * [`FileMover`] has the threads that move the bytes.
+//!
+//! A file contains its whole session. It shares no parts with other sessions, and each save writes
+//! all of them.
 
 mod about;
 mod checkpoint;

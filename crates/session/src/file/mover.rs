@@ -13,15 +13,16 @@ use crate::error::{Error, io};
 /// more of them do not make a file faster.
 const LANES_MAX: usize = 4;
 
-/// How files of sessions are written and read.
+/// Options for reading and writing session files.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FileOptions {
-    /// Past the page cache, where the file system has that. Default true.
+    /// True to bypass the page cache (`O_DIRECT`), if the file system supports it. Default: true.
     pub direct: bool,
-    /// What a save that was acknowledged outlives. Default: the process.
+    /// Failures that an acknowledged save survives. Default: the end of the process.
     pub durability: Durability,
-    /// Threads that hash and copy, 1 to 256. Default: the processors, at most 4.
+    /// Number of threads that hash and copy, 1 to 256. Default: the number of processors, at most
+    /// 4.
     pub lanes: usize,
 }
 
@@ -35,8 +36,8 @@ impl Default for FileOptions {
     }
 }
 
-/// Threads, and a ring of the kernel where there is one, that move bytes between memory and files
-/// of sessions. Any number of these share one.
+/// Threads, and an io_uring ring if the kernel has one, that move bytes between memory and session
+/// files. Any number of files may share one mover.
 #[derive(Debug)]
 pub struct FileMover {
     copier: Copier,
@@ -59,7 +60,7 @@ impl FileMover {
     /// Starts the threads.
     ///
     /// # Errors
-    /// [`Error::Depot`] for options out of their bounds, and where threads cannot be started.
+    /// [`Error::Depot`] if an option is out of range, or if threads cannot be started.
     pub fn new(options: FileOptions) -> Result<Arc<FileMover>, Error> {
         let mut config = CopierConfig::default();
         config.lanes = options.lanes;
@@ -70,13 +71,13 @@ impl FileMover {
         }))
     }
 
-    /// How it works.
+    /// Returns the options.
     #[must_use]
     pub fn options(&self) -> &FileOptions {
         &self.options
     }
 
-    /// How bytes come to a file and back, in words.
+    /// Returns a description of the I/O backend in words.
     #[must_use]
     pub fn way(&self) -> String {
         self.hands.way(self.options.direct)

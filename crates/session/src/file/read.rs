@@ -35,7 +35,44 @@ const STEP: u64 = 1 << 20;
 /// Chunks that are looked at together.
 const LOOKED: usize = 64;
 
-/// A session's file that is open. What is read is this file's, whatever becomes of its name.
+/// Session file that is open for reading.
+///
+/// The handle reads the opened file, even if another file gets its name.
+///
+/// # Examples
+/// ```
+/// use kvdepot_session::Reason;
+/// use kvdepot_session::file::{FileCheckpoint, FileMover, FileOptions, SessionFile, save_file};
+/// use kvdepot_store::{BlockBuffers, Buffer, NamespaceSpec};
+///
+/// # let dir = tempfile::tempdir()?;
+/// let path = dir.path().join("conversation.kvs");
+/// let mover = FileMover::new(FileOptions::default())?;
+/// let namespace = NamespaceSpec {
+///     model: "m".into(),
+///     dtype: "f16".into(),
+///     block_tokens: 256,
+///     ..NamespaceSpec::default()
+/// };
+/// let checkpoint = FileCheckpoint {
+///     namespace: &namespace,
+///     tokens: &[1, 2, 3],
+///     text: b"",
+///     reason: Reason::Asked,
+///     context_tokens: 4096,
+///     note: "",
+///     created: 1_700_000_000,
+/// };
+/// let pieces = BlockBuffers::whole([Buffer::from_vec(vec![7; 300])]);
+/// save_file(&mover, &path, &checkpoint, &pieces, &[])?;
+///
+/// let file = SessionFile::open(&mover, &path)?;
+/// let piece = Buffer::from_vec(vec![0; 300]);
+/// let rows = BlockBuffers::whole([piece.clone()]);
+/// assert!(file.restore(&rows, &BlockBuffers::default())?.whole);
+/// assert_eq!(piece.to_vec(), [7; 300]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct SessionFile {
     mover: Arc<FileMover>,
@@ -48,17 +85,20 @@ pub struct SessionFile {
 }
 
 impl SessionFile {
-    /// Opens one: its head and what it says of itself are read, and verified.
+    /// Opens a session file, and reads and verifies its head and its description.
     ///
     /// # Errors
-    /// [`Error::Malformed`] for what is none, is cut, has changed or is of another version;
-    /// [`Error::Io`].
+    /// * [`Error::Malformed`] if `path` is not a session file, is truncated, has changed, or has
+    ///   another version.
+    /// * [`Error::Input`] if `path` is not a regular file, and [`Error::Io`] if it cannot be read.
     pub fn open(mover: &Arc<FileMover>, path: &Path) -> Result<SessionFile, Error> {
         let wrong = |reason: String| Error::malformed(path.display().to_string(), reason);
         let io = io(path);
         let (file, len) = open_file(path, mover.options().direct)?;
         if len < HEAD as u64 {
-            return Err(wrong("it is no session, or cut".to_owned()));
+            return Err(wrong(
+                "it is not a session file, or it is truncated".to_owned(),
+            ));
         }
         let file = mover.file(file)?;
         let read = |at: u64, bytes: usize| {
@@ -67,7 +107,7 @@ impl SessionFile {
             match done {
                 Ok(()) => Ok(read),
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-                    Err(wrong("it is cut".to_owned()))
+                    Err(wrong("it is truncated".to_owned()))
                 }
                 Err(error) => Err(io(error)),
             }
@@ -91,7 +131,8 @@ impl SessionFile {
         }
         let (about, sums) = decode_tail(&head, &tail).map_err(wrong)?;
         let places = Places::of(&about);
-        let places = places.ok_or_else(|| wrong("its members are too long".to_owned()))?;
+        let places =
+            places.ok_or_else(|| wrong("its pieces or objects are too long".to_owned()))?;
         Ok(SessionFile {
             mover: Arc::clone(mover),
             path: path.to_owned(),
@@ -103,36 +144,39 @@ impl SessionFile {
         })
     }
 
-    /// The session's name: the same of every copy of the file.
+    /// Returns the ID of the session, which all copies of the file share.
     #[must_use]
     pub fn id(&self) -> Id {
         id_of(&self.head.key)
     }
 
-    /// What it says of itself.
+    /// Returns the description of the session.
     #[must_use]
     pub fn about(&self) -> &About {
         &self.about
     }
 
-    /// Where it was opened.
+    /// Returns the path that was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Bytes of the file.
+    /// Returns the size of the file, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.head.len
     }
 
-    /// Brings the session back: one block's buffers for each of its pieces, and for each object, in
-    /// their order. What does not verify has come as whatever it is: of the pieces only those count
-    /// that `cached_tokens` names, and of the objects all or none.
+    /// Reads the session into memory and verifies it.
+    ///
+    /// `rows` has one block of buffers per piece, and `objects` one per object, with their sizes
+    /// and in their order. If a part fails checksum verification, the content of the buffers is
+    /// unspecified, except for the rows of the first `cached_tokens` tokens of the result.
     ///
     /// # Errors
-    /// [`Error::Input`] before a byte moves.
+    /// [`Error::Input`] if the buffers do not match the session, and [`Error::Depot`] if they
+    /// cannot be written, both before any byte is moved.
     pub fn restore(&self, rows: &BlockBuffers, objects: &BlockBuffers) -> Result<Restored, Error> {
         let sizes: Vec<u64> = self.about.objects.iter().map(|(_, bytes)| *bytes).collect();
         for (what, buffers, sizes) in [
@@ -171,12 +215,16 @@ impl SessionFile {
         })
     }
 
-    /// Reads a member, pieces before objects, and hands it over verified, in its order, by up to
-    /// 4 MiB at a time.
+    /// Reads a piece or an object, and passes the verified bytes to `take` in order, in chunks of
+    /// at most 4 MiB.
+    ///
+    /// `member` is an index: pieces come first, then objects.
     ///
     /// # Errors
-    /// [`Error::Input`] for one that there is not, [`Error::Malformed`] for what does not verify:
-    /// what was handed over before is right. Those of `take`.
+    /// * [`Error::Input`] if there is no such member.
+    /// * [`Error::Malformed`] if a chunk fails checksum verification; the chunks that `take`
+    ///   received are correct.
+    /// * Errors of `take`.
     pub fn read(
         &self,
         member: usize,
@@ -233,10 +281,10 @@ impl SessionFile {
         Ok((chunk, self.mover.submit(batch), whole, len))
     }
 
-    /// Reads all of it, and says what does not verify.
+    /// Reads the whole file, and returns the parts that fail checksum verification.
     ///
     /// # Errors
-    /// Those of the mover.
+    /// [`Error::Depot`] if the file mover fails.
     pub fn verify(&self) -> Result<Checked, Error> {
         let all = self.places.members.iter();
         let all = all.flat_map(|place| place.chunks().map(move |chunk| (place, chunk)));
@@ -263,10 +311,13 @@ impl SessionFile {
         Ok(checked)
     }
 
-    /// Copies it to another file, verified on the way; its bytes. The copy is the same session.
+    /// Copies the file to `path` and verifies it at the same time. The copy is the same session.
+    ///
+    /// Returns the size of the copy in bytes. If the copy fails, it leaves no file.
     ///
     /// # Errors
-    /// [`Error::Malformed`] for what does not verify, and those of the file. Nothing is left then.
+    /// [`Error::Malformed`] if a part fails checksum verification, and [`Error::Io`] if `path`
+    /// cannot be written.
     pub fn copy_to(&self, path: &Path) -> Result<u64, Error> {
         self.copy(path, (false, None))
     }
@@ -311,11 +362,11 @@ impl SessionFile {
         let bad = outcomes.iter().filter_map(|(chunk, outcome)| {
             let reason = match outcome {
                 Ok((_, true)) => return None,
-                Ok(_) => "other bytes than were written".to_owned(),
+                Ok(_) => "checksum mismatch".to_owned(),
                 Err(failure) => failure.to_string(),
             };
             let path = self.path.display();
-            tracing::warn!(%path, chunk, reason, "a part of a session does not verify");
+            tracing::warn!(%path, chunk, reason, "part of a session is corrupt");
             Some(u64::from(*chunk))
         });
         bad.collect()
@@ -324,7 +375,10 @@ impl SessionFile {
     fn changed(&self, chunk: u64) -> Error {
         let members = &self.places.members;
         let behind = members.partition_point(|place| place.first <= chunk);
-        let reason = format!("{} does not verify", self.name_of(behind.saturating_sub(1)));
+        let reason = format!(
+            "{} fails checksum verification",
+            self.name_of(behind.saturating_sub(1))
+        );
         Error::malformed(self.path.display().to_string(), reason)
     }
 
@@ -339,7 +393,7 @@ impl SessionFile {
         }
     }
 
-    /// Runs of tokens, and bytes of each piece.
+    /// Returns the range of tokens and the size in bytes of each piece.
     #[must_use]
     pub fn pieces(&self) -> Vec<(Range<usize>, u64)> {
         self.about.pieces()

@@ -47,23 +47,67 @@ const CUT: u32 = 256;
 /// How often a lookup begins anew that files are replaced under.
 const TRIES: usize = 4;
 
-/// What a directory of sessions is.
+/// Settings of a directory of session files.
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "made from its fields")]
 pub struct FilesSpec {
-    /// What has to be the same for a session to be used again: others are in the directory, and not
-    /// found. `block_tokens` are those of a piece.
+    /// Model, weights, element types, layout and tokenizer, which must be equal for a session to be
+    /// used again. Lookups ignore files of other namespaces. `block_tokens` is the number of tokens
+    /// per piece.
     pub namespace: NamespaceSpec,
-    /// Bytes that all files of the directory have together, at most, whoever has made them.
+    /// Limit for all files of the directory together, in bytes, regardless of the process that
+    /// created them.
     pub capacity: u64,
-    /// Whether sessions that were not used for the longest time go for new ones; else a save that
-    /// finds no room fails.
+    /// True to evict the least recently used sessions when the capacity is reached. With false, the
+    /// save fails.
     pub evicts: bool,
-    /// How files are written and read.
+    /// Options for reading and writing files.
     pub options: FileOptions,
 }
 
-/// Sessions in a directory.
+/// Directory of session files, which several processes may share.
+///
+/// # Examples
+/// ```
+/// use kvdepot_session::Reason;
+/// use kvdepot_session::file::{FileCheckpoint, FileOptions, FilesSpec, SessionFiles};
+/// use kvdepot_store::{BlockBuffers, Buffer, NamespaceSpec};
+///
+/// # let dir = tempfile::tempdir()?;
+/// let namespace = NamespaceSpec {
+///     model: "m".into(),
+///     dtype: "f16".into(),
+///     block_tokens: 256,
+///     ..NamespaceSpec::default()
+/// };
+/// let files = SessionFiles::open(dir.path(), FilesSpec {
+///     namespace: namespace.clone(),
+///     capacity: 64 << 20,
+///     evicts: true,
+///     options: FileOptions::default(),
+/// })?;
+/// let tokens: Vec<u32> = (0..300).collect();
+/// let checkpoint = FileCheckpoint {
+///     namespace: &namespace,
+///     tokens: &tokens,
+///     text: b"",
+///     reason: Reason::Asked,
+///     context_tokens: 4096,
+///     note: "",
+///     created: 1_700_000_000,
+/// };
+/// // 100 bytes per token: pieces of 256 and of 44 tokens.
+/// let pieces = [25_600, 4400].map(|bytes| Buffer::from_vec(vec![7; bytes]));
+/// files.save(&checkpoint, &BlockBuffers::whole(pieces), &[])?;
+///
+/// let prompt: Vec<u32> = (0..307).collect();
+/// let file = files.lookup(&prompt, 1)?.remove(0);
+/// let buffer = |bytes: u64| Buffer::from_vec(vec![0; bytes as usize]);
+/// let rows = BlockBuffers::whole(file.pieces().iter().map(|(_, bytes)| buffer(*bytes)));
+/// let restored = files.restore(&file, &rows, &BlockBuffers::default())?;
+/// assert!(restored.whole);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub struct SessionFiles {
     mover: Arc<FileMover>,
     path: PathBuf,
@@ -122,15 +166,19 @@ impl Space {
         // Nothing goes for what finds no room either way.
         let rest = used - files.iter().map(|(_, _, bytes)| bytes).sum::<u128>();
         if more > self.capacity || (used > most && (!self.evicts || rest > most)) {
-            let value = format!("{more} bytes more, beside {used}");
-            let allowed = format!("{} bytes in all in {}", self.capacity, self.path.display());
+            let value = format!("{more} more bytes, with {used} in use");
+            let allowed = format!(
+                "at most {} bytes in total in {}",
+                self.capacity,
+                self.path.display()
+            );
             return Err(Error::input("capacity", value, allowed));
         }
         for (_, name, bytes) in files {
             if used <= most {
                 break;
             }
-            tracing::info!(%name, bytes, "a session goes for a new one");
+            tracing::info!(%name, bytes, "evicted session file to make space");
             dir.remove(&name)?;
             used -= bytes;
         }
@@ -165,15 +213,19 @@ fn lock(dir: &Dir, path: &Path) -> Result<LockFd, Error> {
 }
 
 impl SessionFiles {
-    /// Opens a directory, which is made where there is none, and looks which sessions there are.
-    /// What saves of processes that are gone have left is removed.
+    /// Opens a directory of session files, creates it if it is missing, and builds an index of its
+    /// sessions.
+    ///
+    /// Temporary files of processes that have ended are removed.
     ///
     /// # Errors
-    /// [`Error::Input`] for what cannot be, [`Error::Io`].
+    /// [`Error::Input`] if `path` is a file or the namespace is not allowed, [`Error::Io`] or
+    /// [`Error::Depot`] if the directory cannot be read, and [`Error::Depot`] if the file mover
+    /// cannot be started.
     pub fn open(path: &Path, spec: FilesSpec) -> Result<SessionFiles, Error> {
         let namespace = namespace_of(&spec.namespace)?;
         if path.exists() && !path.is_dir() {
-            let allowed = "a directory of sessions' files, or a new one";
+            let allowed = "a directory of session files, or a new directory";
             return Err(Error::input("path", path.display(), allowed));
         }
         std::fs::create_dir_all(path).map_err(io(path))?;
@@ -189,19 +241,19 @@ impl SessionFiles {
         Ok(files)
     }
 
-    /// The directory.
+    /// Returns the path of the directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it is.
+    /// Returns the settings of the directory.
     #[must_use]
     pub fn spec(&self) -> &FilesSpec {
         &self.spec
     }
 
-    /// Who moves its bytes.
+    /// Returns the file mover of the directory.
     #[must_use]
     pub fn mover(&self) -> &Arc<FileMover> {
         &self.mover
@@ -224,11 +276,12 @@ impl SessionFiles {
         Box::new(move |more| space.take(more))
     }
 
-    /// Saves a session, in place of those of the same tokens: straight from memory, as
-    /// [`save_file`](super::save_file).
+    /// Saves a session from memory, like [`save_file`](super::save_file), and replaces sessions
+    /// with the same tokens.
     ///
     /// # Errors
-    /// As [`save_file`](super::save_file), and [`Error::Input`] where there is no room.
+    /// Errors of [`save_file`](super::save_file), and [`Error::Input`] if the capacity is too
+    /// small.
     pub fn save(
         &self,
         checkpoint: &FileCheckpoint<'_>,
@@ -238,10 +291,13 @@ impl SessionFiles {
         self.write(checkpoint, None, |writer| writer.put_all(pieces, objects))
     }
 
-    /// Saves a session whose members `fill` puts, or says in parts; with `predicted` bytes in all.
+    /// Saves a session whose members `fill` writes, whole or in parts.
+    ///
+    /// With `predicted`, the sizes of all members must add up to this number of bytes; `None` for
+    /// an unknown size.
     ///
     /// # Errors
-    /// As [`SessionFiles::save`], and those of `fill`.
+    /// Errors of [`SessionFiles::save`], and those of `fill`.
     pub fn write(
         &self,
         checkpoint: &FileCheckpoint<'_>,
@@ -251,7 +307,11 @@ impl SessionFiles {
         let about = checkpoint.about()?;
         if about.namespace != self.namespace {
             let value = format!("{}", about.namespace());
-            return Err(Error::input("namespace", value, "that of the directory"));
+            return Err(Error::input(
+                "namespace",
+                value,
+                "the namespace of the directory",
+            ));
         }
         let before = self.index.read().same(checkpoint.tokens);
         let key = random()?;
@@ -292,10 +352,10 @@ impl SessionFiles {
         Ok(gone)
     }
 
-    /// Looks which sessions there are: others may have saved or removed some.
+    /// Updates the index with sessions that other processes have saved or removed.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`] or [`Error::Depot`] if the directory cannot be read.
     pub fn refresh(&self) -> Result<(), Error> {
         let dir = self.dir()?;
         sweep(&dir)?;
@@ -317,7 +377,7 @@ impl SessionFiles {
             }
             match SessionFile::open(&self.mover, &self.path.join(name)) {
                 Ok(file) if format!("{}{END}", file.id()) != *name => {
-                    self.pass_over(name, &"it has another session's name");
+                    self.pass_over(name, &"its name is that of another session");
                 }
                 Ok(file) if file.about().namespace == self.namespace => self.adopt(&file),
                 Ok(_) => {}
@@ -331,23 +391,27 @@ impl SessionFiles {
     /// others may have made any number of them.
     fn pass_over(&self, name: &str, reason: &dyn std::fmt::Display) {
         if let Some(unsaid) = self.passed_over.may_say() {
-            tracing::warn!(name, %reason, unsaid, "a session's file is passed over");
+            tracing::warn!(name, %reason, unsaid, "session file skipped");
         }
     }
 
-    /// Sessions whose tokens these begin with, the longest first, open: so many at most.
+    /// Finds sessions whose tokens are a prefix of `tokens`, and opens at most `most` of them,
+    /// longest first.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`] or [`Error::Depot`] if the directory cannot be read, or if the process lacks
+    /// descriptors or memory.
     pub fn lookup(&self, tokens: &[u32], most: usize) -> Result<Vec<SessionFile>, Error> {
         let begins = |file: &SessionFile| tokens.starts_with(&file.about().tokens);
         self.usable(|index| index.by_tokens(tokens), most, begins)
     }
 
-    /// The same by rendered text.
+    /// Finds sessions whose rendered text is a prefix of `text`, and opens at most `most` of them,
+    /// longest first.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`] or [`Error::Depot`] if the directory cannot be read, or if the process lacks
+    /// descriptors or memory.
     pub fn lookup_text(&self, text: &[u8], most: usize) -> Result<Vec<SessionFile>, Error> {
         let begins = |file: &SessionFile| text.starts_with(&file.about().text);
         self.usable(|index| index.by_text(text), most, begins)
@@ -368,7 +432,7 @@ impl SessionFiles {
                 }
                 match self.named(id) {
                     Ok(file) if begins(&file) => usable.push(file),
-                    Ok(_) => self.suspect(id, "it is another than it was"),
+                    Ok(_) => self.suspect(id, "another session has replaced it"),
                     Err(Error::Unknown(_)) => is_gone = true,
                     Err(error) if error.is_of_this_process() => return Err(error),
                     // The file's own trouble: the others are there all the same.
@@ -384,10 +448,12 @@ impl SessionFiles {
         Ok(Vec::new())
     }
 
-    /// A session by its name, open.
+    /// Opens the session `id`.
     ///
     /// # Errors
-    /// [`Error::Unknown`], [`Error::Malformed`], [`Error::Io`].
+    /// * [`Error::Unknown`] if there is no such session.
+    /// * [`Error::Malformed`] if its file is damaged, or is another session.
+    /// * [`Error::Io`] if the file cannot be read.
     pub fn named(&self, id: Id) -> Result<SessionFile, Error> {
         let file = match SessionFile::open(&self.mover, &self.path_of(id)) {
             Err(error) if error.is_not_found() => {
@@ -401,16 +467,19 @@ impl SessionFiles {
         };
         if file.id() != id || file.about().namespace != self.namespace {
             let what = self.path_of(id).display().to_string();
-            return Err(Error::malformed(what, "it is another session"));
+            return Err(Error::malformed(what, "it is a different session"));
         }
         Ok(file)
     }
 
-    /// Brings a session back ([`SessionFile::restore`]). One that does not verify is found no more,
-    /// until [`refresh`](SessionFiles::refresh) looks for it; one that does was used now.
+    /// Reads a session into memory and verifies it, like [`SessionFile::restore`].
+    ///
+    /// A complete restore marks the session as used now. If a part fails checksum verification,
+    /// lookups skip the session until [`refresh`](SessionFiles::refresh) is called.
     ///
     /// # Errors
-    /// As [`SessionFile::restore`].
+    /// [`Error::Input`] if the buffers do not match the session, and [`Error::Depot`] if they
+    /// cannot be written, both before any byte is moved.
     pub fn restore(
         &self,
         file: &SessionFile,
@@ -423,7 +492,7 @@ impl SessionFiles {
                 // It goes sooner where that is refused.
                 let _marked = mark_used(fd);
             }),
-            false => self.suspect(file.id(), "a part of it does not verify"),
+            false => self.suspect(file.id(), "a part fails checksum verification"),
         }
         Ok(restored)
     }
@@ -433,24 +502,26 @@ impl SessionFiles {
         self.index.write().quarantine(id);
     }
 
-    /// All sessions, the newest first.
+    /// Returns all sessions in the index, newest first.
     #[must_use]
     pub fn list(&self) -> Vec<Listed> {
         listed(&self.index.read())
     }
 
-    /// The session whose name begins with these hexadecimal digits.
+    /// Returns the ID of the session whose ID begins with these hexadecimal digits.
     ///
     /// # Errors
-    /// [`Error::Unknown`] for none, [`Error::Input`] for several.
+    /// [`Error::Unknown`] if there is none, and [`Error::Input`] if there are several.
     pub fn find(&self, digits: &str) -> Result<Id, Error> {
         self.index.read().named(digits)
     }
 
-    /// Reads all of a session, and says what does not verify; that is found no more.
+    /// Reads the session `id`, and returns the parts that fail checksum verification. If there are
+    /// any, lookups skip the session until [`refresh`](SessionFiles::refresh) is called.
     ///
     /// # Errors
-    /// [`Error::Unknown`], [`Error::Io`].
+    /// [`Error::Unknown`] if there is no such session, and [`Error::Io`] if the file cannot be
+    /// read.
     pub fn verify(&self, id: Id) -> Result<Checked, Error> {
         let mut checked = Checked::default();
         match self.named(id) {
@@ -464,10 +535,11 @@ impl SessionFiles {
         Ok(checked)
     }
 
-    /// Removes a session. Whoever has it open reads it still.
+    /// Removes the session `id`. Open handles can still read it.
     ///
     /// # Errors
-    /// [`Error::Unknown`], [`Error::Io`].
+    /// [`Error::Unknown`] if there is no such session, and [`Error::Depot`] if the file cannot be
+    /// removed.
     pub fn remove(&self, id: Id) -> Result<(), Error> {
         match self.remove_file(id)? {
             true => Ok(()),
@@ -475,24 +547,31 @@ impl SessionFiles {
         }
     }
 
-    /// Copies a session to a file, verified on the way; its bytes.
+    /// Copies the session `id` to the file `to`, and verifies it at the same time.
+    ///
+    /// Returns the size of the copy in bytes.
     ///
     /// # Errors
-    /// [`Error::Unknown`], [`Error::Malformed`], and those of the file.
+    /// Errors of [`named`](SessionFiles::named) and [`SessionFile::copy_to`].
     pub fn export(&self, id: Id, to: &Path) -> Result<u64, Error> {
         self.named(id)?.copy_to(to)
     }
 
-    /// Copies a session's file here, verified on the way; the session's name.
+    /// Copies the session file `from` into the directory, and verifies it at the same time.
+    ///
+    /// Returns the ID of the session.
     ///
     /// # Errors
-    /// [`Error::Input`] for one of another namespace and where there is no room,
-    /// [`Error::Malformed`], [`Error::Io`].
+    /// * [`Error::Input`] if the session belongs to another namespace, or the capacity is too
+    ///   small.
+    /// * [`Error::Malformed`] if a part fails checksum verification.
+    /// * [`Error::Io`] if a file cannot be read or written.
     pub fn import(&self, from: &Path) -> Result<Id, Error> {
         let file = SessionFile::open(&self.mover, from)?;
         if file.about().namespace != self.namespace {
-            let value = format!("one of namespace {}", file.about().namespace());
-            let allowed = "those of the directory: same model, weights, layout and piece";
+            let value = format!("a session of namespace {}", file.about().namespace());
+            let allowed = "sessions of the directory's namespace (same model, weights, layout and \
+                           piece size)";
             return Err(Error::input("session", value, allowed));
         }
         let path = self.path_of(file.id());
@@ -511,14 +590,13 @@ impl std::fmt::Debug for SessionFiles {
     }
 }
 
-/// A file by its path: open, or why it is not.
+/// Path of a session file, and the opened file or the error of the attempt.
 pub type OpenedFile = (PathBuf, Result<SessionFile, Error>);
 
-/// All sessions' files of a directory, whatever they are of, by their names: each open, or why it
-/// is not.
+/// Opens all session files of a directory, in order of their names, regardless of their namespaces.
 ///
 /// # Errors
-/// [`Error::Io`] for the directory.
+/// [`Error::Depot`] if the directory cannot be read.
 pub fn files_of(mover: &Arc<FileMover>, path: &Path) -> Result<Vec<OpenedFile>, Error> {
     let mut names = Dir::open(path)?.names()?;
     names.retain(|name| name.ends_with(END));

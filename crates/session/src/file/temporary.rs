@@ -41,7 +41,7 @@ impl Target {
     /// Of a path, whose directory is there.
     pub(super) fn of(path: &Path) -> Result<Target, Error> {
         let refuse = || {
-            let allowed = "a new name, or that of a file to be replaced";
+            let allowed = "the path of a new file, or of a file to replace";
             Error::input("file", path.display(), allowed)
         };
         let name = path.file_name().and_then(|name| name.to_str());

@@ -10,12 +10,16 @@ use super::mover::FileMover;
 use super::write::SessionWriter;
 use crate::error::Error;
 
-/// Saves a session as one file, straight from memory: its pieces, where it has any, each a block's
-/// buffers, and its objects. A file that has the name is replaced once the new one is there.
+/// Saves a session as the file `path`, from memory and without copies.
+///
+/// `pieces` has one block of buffers per piece, or none for a state that is not cut by tokens.
+/// `objects` has names and contents. A file with the name `path` is replaced when the new one is
+/// complete. [`SessionFile`](super::SessionFile) has an example.
 ///
 /// # Errors
-/// [`Error::Input`] before a byte moves, [`Error::Io`]. Nothing is left then, and a file that was
-/// there before is there still.
+/// [`Error::Input`] if an argument is not allowed, before any byte is moved, and [`Error::Io`] or
+/// [`Error::Depot`] if the file cannot be written. Then no new file remains, and an earlier one is
+/// unchanged.
 pub fn save_file(
     mover: &Arc<FileMover>,
     path: &Path,

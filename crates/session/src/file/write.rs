@@ -49,7 +49,45 @@ struct Coming {
 pub(super) type Room =
     dyn FnMut(Option<RangeInclusive<u64>>) -> Result<(u64, Box<dyn Any>), Error> + Send;
 
-/// A session's file that is being written. Unless it is finished, nothing of it is left.
+/// Session file that is being written.
+///
+/// Members are added in order: pieces, then objects. The file exists after
+/// [`finish`](SessionWriter::finish); a writer that is dropped before leaves no file.
+///
+/// # Examples
+/// ```
+/// use kvdepot_session::Reason;
+/// use kvdepot_session::file::{FileCheckpoint, FileMover, FileOptions, Member, SessionWriter};
+/// use kvdepot_store::{Buffer, NamespaceSpec};
+///
+/// # let dir = tempfile::tempdir()?;
+/// let mover = FileMover::new(FileOptions::default())?;
+/// let namespace = NamespaceSpec {
+///     model: "m".into(),
+///     dtype: "f16".into(),
+///     block_tokens: 256,
+///     ..NamespaceSpec::default()
+/// };
+/// let checkpoint = FileCheckpoint {
+///     namespace: &namespace,
+///     tokens: &[1, 2, 3],
+///     text: b"",
+///     reason: Reason::Asked,
+///     context_tokens: 4096,
+///     note: "",
+///     created: 1_700_000_000,
+/// };
+/// let path = dir.path().join("conversation.kvs");
+/// let mut writer = SessionWriter::new(&mover, &path, &checkpoint, None)?;
+/// writer.put(Member::Piece, &[Buffer::from_vec(vec![7; 300])])?;
+/// writer.begin(Member::Object("logits".into()))?;
+/// for _ in 0..10 {
+///     writer.write(&[1; 100])?; // as a serializer produces it
+/// }
+/// assert_eq!(writer.end()?, 1000);
+/// assert_eq!(writer.finish()?.cache_write_tokens, 3);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub struct SessionWriter {
     mover: Arc<FileMover>,
     path: PathBuf,
@@ -73,12 +111,14 @@ pub struct SessionWriter {
 }
 
 impl SessionWriter {
-    /// Begins a file. With `predicted` it gets its space at once, and the bytes of all members
-    /// together are that many, or the save fails.
+    /// Begins a file at `path`.
+    ///
+    /// With `predicted`, the file gets its disk space immediately, and the save fails unless the
+    /// sizes of all members add up to this number of bytes. `None` is for an unknown size.
     ///
     /// # Errors
-    /// [`Error::Input`] for what cannot be, before a file is made; [`Error::Io`] where one cannot,
-    /// or there is no space.
+    /// [`Error::Input`] if an argument is not allowed, before a file is created, and [`Error::Io`]
+    /// or [`Error::Depot`] if it cannot be created or there is no disk space.
     pub fn new(
         mover: &Arc<FileMover>,
         path: &Path,
@@ -142,18 +182,18 @@ impl SessionWriter {
         self.reserve(end..=end)
     }
 
-    /// The session's name, once it is saved.
+    /// Returns the ID that the session will have.
     #[must_use]
     pub fn id(&self) -> Id {
         id_of(&self.key)
     }
 
-    /// Adds a member from memory, which is read until [`SessionWriter::finish`] has returned, or
-    /// this is dropped.
+    /// Adds a member from memory. The buffers are read until [`SessionWriter::finish`] returns or
+    /// the writer is dropped.
     ///
     /// # Errors
-    /// [`Error::Input`] for one out of its order, of no bytes, or beyond what was predicted;
-    /// [`Error::Io`]. The save has failed then.
+    /// [`Error::Input`] if the member is out of order, is empty, or exceeds the predicted size, and
+    /// [`Error::Io`] if the file cannot be written. The save has then failed.
     pub fn put(&mut self, member: Member, buffers: &[Buffer]) -> Result<(), Error> {
         self.guarded(|writer| {
             let mut batch = writer.mover.batch();
@@ -168,11 +208,11 @@ impl SessionWriter {
         })
     }
 
-    /// Adds all pieces and objects of a session at once: as [`SessionWriter::put`], with the whole
-    /// length of the file known before a byte moves.
+    /// Adds all pieces and objects of a session at once, like [`SessionWriter::put`]. The length of
+    /// the file is known before any byte is moved.
     ///
     /// # Errors
-    /// As [`SessionWriter::put`].
+    /// Errors of [`SessionWriter::put`].
     pub fn put_all(
         &mut self,
         pieces: &BlockBuffers,
@@ -207,7 +247,7 @@ impl SessionWriter {
     /// Begins a member whose bytes are [written](SessionWriter::write) in parts.
     ///
     /// # Errors
-    /// As [`SessionWriter::put`].
+    /// Errors of [`SessionWriter::put`].
     pub fn begin(&mut self, member: Member) -> Result<(), Error> {
         self.guarded(|writer| {
             writer.check_order(&member)?;
@@ -221,25 +261,32 @@ impl SessionWriter {
         })
     }
 
-    /// Adds the next bytes of the member that was begun. They are copied.
+    /// Adds the next bytes of the current member. The bytes are copied.
     ///
     /// # Errors
-    /// As [`SessionWriter::put`].
+    /// Errors of [`SessionWriter::put`], and [`Error::Input`] if no member was begun.
     pub fn write(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
         self.fill(&mut bytes).map(drop)
     }
 
-    /// Adds all that `source` says to the member that was begun, which goes into the memory that
-    /// the disk takes; how many bytes that were.
+    /// Adds all bytes of `source` to the current member. `source` reads directly into buffers for
+    /// the disk.
+    ///
+    /// Returns the number of bytes.
     ///
     /// # Errors
-    /// As [`SessionWriter::put`], and [`Error::Io`] with what the source says.
+    /// Errors of [`SessionWriter::put`], [`Error::Input`] if no member was begun, and [`Error::Io`]
+    /// with an error of `source`.
     pub fn fill(&mut self, source: &mut dyn Read) -> Result<u64, Error> {
         self.guarded(|writer| {
             let mut all = 0;
             loop {
                 let Some(coming) = &mut writer.coming else {
-                    return Err(Error::input("member", "none", "one that was begun"));
+                    return Err(Error::input(
+                        "member",
+                        "none",
+                        "a piece or object that was begun",
+                    ));
                 };
                 match source.read(coming.slot.room()) {
                     Ok(0) => return Ok(all),
@@ -259,15 +306,19 @@ impl SessionWriter {
         })
     }
 
-    /// Ends the member that was begun; its bytes.
+    /// Ends the current member, and returns its size in bytes.
     ///
     /// # Errors
-    /// As [`SessionWriter::put`].
+    /// Errors of [`SessionWriter::put`], and [`Error::Input`] if no member was begun.
     pub fn end(&mut self) -> Result<u64, Error> {
         self.guarded(|writer| {
             writer.flush()?;
             let Some(coming) = writer.coming.take() else {
-                return Err(Error::input("member", "none", "one that was begun"));
+                return Err(Error::input(
+                    "member",
+                    "none",
+                    "a piece or object that was begun",
+                ));
             };
             writer.spare.push(coming.slot);
             writer.named(coming.member, coming.written)?;
@@ -275,11 +326,12 @@ impl SessionWriter {
         })
     }
 
-    /// Makes a session of it, which then has its name, in place of a file that has it.
+    /// Completes the session, and gives the file its name. A file with this name is replaced.
     ///
     /// # Errors
-    /// [`Error::Input`] where members are missing or fewer bytes have come than were predicted,
-    /// [`Error::Io`]. Nothing is left then.
+    /// [`Error::Input`] if members are missing, or fewer bytes were added than predicted, and
+    /// [`Error::Io`] or [`Error::Depot`] if the file cannot be written. The writer then leaves no
+    /// file.
     pub fn finish(self) -> Result<FileSaved, Error> {
         self.finish_as(None)
     }
@@ -291,7 +343,11 @@ impl SessionWriter {
     ) -> Result<FileSaved, Error> {
         self.guarded(|writer| {
             if writer.coming.is_some() {
-                return Err(Error::input("member", "open", "one that was ended"));
+                return Err(Error::input(
+                    "member",
+                    "open",
+                    "an ended piece or object; call end first",
+                ));
             }
             while !writer.flights.is_empty() {
                 writer.land()?;
@@ -299,7 +355,7 @@ impl SessionWriter {
             if let Some((_, from)) = sums.filter(|(sums, _)| *sums != writer.sums) {
                 return Err(Error::malformed(
                     from.display().to_string(),
-                    "it does not verify",
+                    "it fails checksum verification",
                 ));
             }
             if let Some(predicted) = writer.predicted.filter(|bytes| *bytes != writer.payload) {
@@ -307,7 +363,10 @@ impl SessionWriter {
             }
             writer.check_pieces()?;
             let checked = writer.about.check();
-            checked.map_err(|reason| Error::input("members", reason, "all of a session"))?;
+            checked.map_err(|reason| {
+                let allowed = format!("all pieces and objects of a session ({reason})");
+                Error::input("members", "this session", allowed)
+            })?;
             let (tail, about) = encode_tail(&writer.about, &writer.sums)?;
             let at = writer.places.end;
             let len = page_up(at + tail.len() as u64).ok_or_else(|| too_long(at))?;
@@ -380,7 +439,7 @@ impl SessionWriter {
         if count == 0 || count == wanted {
             return Ok(());
         }
-        let allowed = format!("{wanted}: one for each {} tokens", about.piece_tokens);
+        let allowed = format!("{wanted} pieces, one per {} tokens", about.piece_tokens);
         Err(Error::input("rows", format!("{count} pieces"), allowed))
     }
 
@@ -388,16 +447,17 @@ impl SessionWriter {
         let refuse = |value: &str, allowed: String| Err(Error::input("member", value, allowed));
         let about = &self.about;
         match member {
-            _ if self.coming.is_some() => refuse("another", "one after the other".into()),
+            _ if self.coming.is_some() => refuse("another", "one piece or object at a time".into()),
             Member::Piece if !about.objects.is_empty() => {
-                refuse("a piece", "pieces before objects".into())
+                refuse("a piece", "all pieces before the first object".into())
             }
             Member::Object(_) if about.objects.len() >= OBJECTS_MAX => {
-                refuse("an object", format!("{OBJECTS_MAX} objects at most"))
+                refuse("an object", format!("at most {OBJECTS_MAX} objects"))
             }
-            Member::Object(name) if about.objects.iter().any(|(other, _)| other == name) => {
-                refuse(&format!("{name:?} twice"), "each name once".into())
-            }
+            Member::Object(name) if about.objects.iter().any(|(other, _)| other == name) => refuse(
+                &format!("{name:?} twice"),
+                "objects with different names".into(),
+            ),
             _ => Ok(()),
         }
     }
@@ -586,15 +646,19 @@ fn bytes_of(buffers: &[Buffer]) -> u64 {
 }
 
 fn too_long(bytes: u64) -> Error {
-    Error::input("bytes", bytes, "what a file can have")
+    Error::input("bytes", bytes, "at most the maximum size of a file")
 }
 
 fn other_length(payload: u64, predicted: u64) -> Error {
     let than = if payload < predicted { "" } else { "or more " };
     let value = format!("{payload} {than}bytes");
-    Error::input("payload", value, format!("{predicted} bytes: as predicted"))
+    Error::input(
+        "payload",
+        value,
+        format!("{predicted} bytes, the predicted size"),
+    )
 }
 
 fn broken() -> Error {
-    Error::input("session", "one that has failed", "a new one")
+    Error::input("session", "a failed session", "a new session")
 }

@@ -2,16 +2,16 @@
 
 use std::fmt;
 
-/// Why a state was not read, or not cut.
+/// Reason of a rejected state or argument.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("llama.cpp state: {field} is {value}; allowed: {allowed}")]
 #[non_exhaustive]
 pub struct Error {
-    /// The field, as the module's table names it, or the argument.
+    /// Name of the field, as in the table of [the module](super), or of the argument.
     pub field: &'static str,
-    /// What it is.
+    /// Value of the field.
     pub value: String,
-    /// What it could be.
+    /// Allowed values.
     pub allowed: String,
 }
 

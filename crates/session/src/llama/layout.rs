@@ -15,7 +15,7 @@ const CELL: usize = 12;
 /// Whether values are transposed, and how many layers there are.
 const MIDDLE: usize = 8;
 
-/// A state of some tokens: where their rows lie in it.
+/// Positions of the rows of all tokens in a state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     pub(super) shape: Shape,
@@ -27,10 +27,11 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Reads a whole state, of one token or more, with an attention.
+    /// Reads a whole state of at least one token, with an attention.
     ///
     /// # Errors
-    /// What the module says is refused, and a state that is torn.
+    /// [`Error`] if the state is truncated or one of the unsupported kinds in the documentation of
+    /// [the module](super).
     pub fn read(state: &[u8]) -> Result<Layout, Error> {
         let mut reader = Reader::new(state);
         reader.expect("magic", MAGIC)?;
@@ -38,13 +39,16 @@ impl Layout {
         reader.expect("streams", 1)?;
         let tokens = reader.number("tokens")? as usize;
         if tokens == 0 || tokens > reader.left() / CELL {
-            let allowed = format_args!("1 to {}, whose cells fit", reader.left() / CELL);
+            let allowed = format_args!(
+                "1 to {}, limited by the size of the state",
+                reader.left() / CELL
+            );
             return refuse("tokens", tokens, allowed);
         }
         for token in 0..tokens {
             let position = reader.signed("position")?;
             if usize::try_from(position) != Ok(token) {
-                let allowed = format_args!("{token}: 0 to {} in this order", tokens - 1);
+                let allowed = format_args!("{token} (positions 0 to {} in order)", tokens - 1);
                 return refuse("position", position, allowed);
             }
             reader.expect("sequences of a cell", 1)?;
@@ -63,11 +67,11 @@ impl Layout {
         })
     }
 
-    /// That of a state of another number of tokens, 1 or more, with a rest of so many bytes, of
-    /// the same context.
+    /// Returns the layout of a state of the same context with `tokens` tokens, at least 1, and a
+    /// rest of `rest` bytes.
     ///
     /// # Errors
-    /// No tokens, or more than a state has positions for.
+    /// [`Error`] if `tokens` is 0 or exceeds the positions of a state.
     pub fn resized(&self, tokens: usize, rest: usize) -> Result<Layout, Error> {
         let most = i32::MAX as usize;
         if !(1..=most).contains(&tokens) {
@@ -76,10 +80,18 @@ impl Layout {
         let rows = self.shape.token_bytes().checked_mul(tokens);
         let heads = FRONT + CELL * tokens + MIDDLE + TABLE_HEAD * self.shape.tables().count();
         let Some(attention) = rows.and_then(|rows| rows.checked_add(heads)) else {
-            return refuse("tokens", tokens, "what 64 bits can count the bytes of");
+            return refuse(
+                "tokens",
+                tokens,
+                "a number whose size in bytes fits into 64 bits",
+            );
         };
         if attention.checked_add(rest).is_none() {
-            return refuse("rest", rest, "what 64 bits can count the bytes of");
+            return refuse(
+                "rest",
+                rest,
+                "a number whose size in bytes fits into 64 bits",
+            );
         }
         Ok(Layout {
             shape: self.shape.clone(),
@@ -90,44 +102,45 @@ impl Layout {
         })
     }
 
-    /// The same of another sequence.
+    /// Returns the same layout for the sequence with the number `sequence`.
     #[must_use]
     pub fn of_sequence(mut self, sequence: i32) -> Layout {
         self.sequence = sequence;
         self
     }
 
-    /// Its layers.
+    /// Returns the shape of the layers.
     #[must_use]
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Its tokens.
+    /// Returns the number of tokens.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// The number of its sequence.
+    /// Returns the number of the sequence.
     #[must_use]
     pub fn sequence(&self) -> i32 {
         self.sequence
     }
 
-    /// Bytes of the state.
+    /// Returns the size of the state, in bytes.
     #[must_use]
     pub fn state_bytes(&self) -> usize {
         self.attention.saturating_add(self.rest)
     }
 
-    /// Where the part that does not grow by appending lies, to the state's end.
+    /// Returns the byte range of the part that does not grow by appending. It reaches to the end of
+    /// the state.
     #[must_use]
     pub fn rest(&self) -> Range<usize> {
         self.attention..self.state_bytes()
     }
 
-    /// The tables in the state's order, and where the rows of each begin.
+    /// Returns the tables in the order of the state, each with the offset of its rows in bytes.
     pub fn tables(&self) -> impl Iterator<Item = (usize, &Table)> {
         let tables = self.shape.tables().map(|(table, _)| table);
         self.starts().zip(tables)
@@ -143,10 +156,10 @@ impl Layout {
         })
     }
 
-    /// Writes all of a state that is neither rows nor rest.
+    /// Writes all bytes of a state that are neither rows nor rest.
     ///
     /// # Errors
-    /// Memory of another length than the state's.
+    /// [`Error`] if `state` does not have the size of the state.
     pub fn write_head(&self, state: &mut [u8]) -> Result<(), Error> {
         self.check_state(state.len())?;
         let sequence = self.sequence.to_le_bytes();

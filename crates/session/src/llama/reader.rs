@@ -33,7 +33,7 @@ impl<'a> Reader<'a> {
             }
             _ => {
                 let value = bytes.map_or_else(|| "beyond 64 bits".into(), |all| all.to_string());
-                let allowed = format_args!("the {} bytes that are left", self.left());
+                let allowed = format_args!("at most the remaining {} bytes", self.left());
                 refuse(field, value, allowed)
             }
         }

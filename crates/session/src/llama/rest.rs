@@ -3,7 +3,7 @@
 use super::reader::Reader;
 
 /// What may stand there, in words.
-pub(super) const ALLOWED: &str = "nothing, an attention, or a recurrent state";
+pub(super) const ALLOWED: &str = "nothing, an attention cache, or a recurrent state";
 
 /// Whether one of them begins here, in a state of so many tokens. Just enough is read to tell them
 /// from rows: what they hold is llama.cpp's.

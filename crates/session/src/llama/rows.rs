@@ -5,19 +5,19 @@ use std::ops::Range;
 use super::error::{Error, refuse};
 use super::layout::Layout;
 
-/// Bytes that lie together, both in a state and in a piece.
+/// Bytes that are contiguous both in a state and in a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Run {
-    /// Where they begin in the state.
+    /// Offset in the state, in bytes.
     pub state: usize,
-    /// Where they begin in the piece.
+    /// Offset in the piece, in bytes.
     pub piece: usize,
-    /// How many they are.
+    /// Number of bytes.
     pub len: usize,
 }
 
-/// The runs of a piece, in its order: they follow each other without a gap.
+/// Iterator over the runs of a piece, in the order of the piece and without gaps.
 #[derive(Clone, Debug)]
 pub struct Runs {
     /// Of each table: where it begins, bytes that lie together of a token, and how many of these.
@@ -49,19 +49,19 @@ impl Iterator for Runs {
 }
 
 impl Layout {
-    /// Bytes of a piece of these tokens.
+    /// Returns the size of the piece with these tokens, in bytes.
     ///
     /// # Errors
-    /// Tokens that the state does not have.
+    /// [`Error`] if the state does not have these tokens.
     pub fn piece_bytes(&self, tokens: Range<usize>) -> Result<usize, Error> {
         self.check_tokens(&tokens)?;
         Ok(self.shape.token_bytes() * tokens.len())
     }
 
-    /// Where the rows of these tokens lie.
+    /// Returns the positions of the rows of these tokens.
     ///
     /// # Errors
-    /// Tokens that the state does not have.
+    /// [`Error`] if the state does not have these tokens.
     pub fn runs(&self, tokens: Range<usize>) -> Result<Runs, Error> {
         self.check_tokens(&tokens)?;
         let tables = self.tables();
@@ -77,10 +77,11 @@ impl Layout {
         })
     }
 
-    /// Takes the rows of these tokens out of a state.
+    /// Copies the rows of these tokens from a state into a piece.
     ///
     /// # Errors
-    /// Tokens that the state does not have, and memory of another length than its or the piece's.
+    /// [`Error`] if the state does not have these tokens, or if `state` or `piece` has another
+    /// size.
     pub fn gather(
         &self,
         state: &[u8],
@@ -98,10 +99,11 @@ impl Layout {
         Ok(())
     }
 
-    /// Puts the rows of these tokens into a state.
+    /// Copies the rows of these tokens from a piece into a state.
     ///
     /// # Errors
-    /// As [`Layout::gather`].
+    /// [`Error`] if the state does not have these tokens, or if `state` or `piece` has another
+    /// size.
     pub fn scatter(
         &self,
         piece: &[u8],
@@ -119,15 +121,16 @@ impl Layout {
         Ok(())
     }
 
-    /// Refuses memory and tokens that do not fit: behind this, all runs are inside of both.
+    /// Checks that a state of `state` bytes and a piece of `piece` bytes fit the layout and these
+    /// tokens. After that, all runs are within both.
     ///
     /// # Errors
-    /// As [`Layout::gather`].
+    /// [`Error`] if the state does not have these tokens, or if a size is another one.
     pub fn check(&self, state: usize, tokens: &Range<usize>, piece: usize) -> Result<(), Error> {
         self.check_state(state)?;
         let bytes = self.piece_bytes(tokens.clone())?;
         if piece != bytes {
-            let allowed = format_args!("{bytes}, of tokens {tokens:?}");
+            let allowed = format_args!("{bytes} bytes for tokens {tokens:?}");
             return refuse("piece", format_args!("{piece} bytes"), allowed);
         }
         Ok(())
@@ -137,7 +140,7 @@ impl Layout {
         match tokens.start < tokens.end && tokens.end <= self.tokens {
             true => Ok(()),
             false => {
-                let allowed = format_args!("one or more of 0..{}", self.tokens);
+                let allowed = format_args!("a range of at least one token in 0..{}", self.tokens);
                 refuse("tokens", format_args!("{tokens:?}"), allowed)
             }
         }

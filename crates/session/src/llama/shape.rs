@@ -16,19 +16,20 @@ const LAYERS_MAX: u32 = 4096;
 /// Bytes in front of the rows of a table: type and size, or type, element and width.
 pub(super) const TABLE_HEAD: usize = 12;
 
-/// The rows of one layer's keys, or values.
+/// Shape of the rows of the keys, or the values, of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Table {
-    /// The type of its elements, as ggml numbers them.
+    /// Element type, as a number of ggml.
     pub kind: i32,
-    /// Bytes that lie together of a token: its row, or transposed one element.
+    /// Number of contiguous bytes per token: a row, or one element if the table is transposed.
     pub unit: usize,
-    /// How many of these a token has: 1, or transposed the elements of a row.
+    /// Number of these units per token: 1, or the number of elements per row if the table is
+    /// transposed.
     pub units: usize,
 }
 
-/// A model's layers, as the states of one context have them.
+/// Shape of a model's layers, which all states of one context share.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     pub(super) transposed: bool,
@@ -39,7 +40,7 @@ pub struct Shape {
 }
 
 impl Table {
-    /// Bytes of a token.
+    /// Returns the number of bytes per token.
     #[must_use]
     pub fn row(&self) -> usize {
         self.unit.saturating_mul(self.units)
@@ -91,20 +92,20 @@ impl Shape {
         keys.chain(self.values.iter().map(|table| (table, self.transposed)))
     }
 
-    /// Bytes of a token's rows: of a piece with one token.
+    /// Returns the number of bytes per token in all tables: the size of a piece with one token.
     #[must_use]
     pub fn token_bytes(&self) -> usize {
         let rows = self.tables().map(|(table, _)| table.row());
         rows.fold(0, usize::saturating_add)
     }
 
-    /// Layers with attention.
+    /// Returns the number of layers with attention.
     #[must_use]
     pub fn layers(&self) -> usize {
         self.keys.len()
     }
 
-    /// Whether values lie transposed.
+    /// Returns true if values are stored transposed.
     #[must_use]
     pub fn transposed(&self) -> bool {
         self.transposed
@@ -136,7 +137,7 @@ impl Shape {
             _ if rest::begins(*reader, tokens) => {}
             Err(error) => return Err(error),
             Ok(_) => {
-                let value = format_args!("{} bytes of neither", ahead.left());
+                let value = format_args!("{} bytes of unknown content", ahead.left());
                 return refuse("rest", value, rest::ALLOWED);
             }
         }

@@ -1,20 +1,21 @@
 //! What the engine is told.
 
-/// What to do after an event.
+/// Response of the policy to an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use = "a save that is not carried out keeps its bytes of the budget"]
 pub enum Answer {
-    /// Go on.
+    /// No checkpoint is due.
     Nothing,
-    /// Save now, and tell [`saved`](super::Policy::saved) or [`failed`](super::Policy::failed).
+    /// A checkpoint is due. Save it, and report [`saved`](super::Policy::saved) or
+    /// [`failed`](super::Policy::failed).
     Save(Save),
-    /// A checkpoint was due and is not taken.
+    /// A checkpoint was due and is not granted.
     Declined(Declined),
 }
 
 impl Answer {
-    /// The save, if it is one.
+    /// Returns the save if there is one.
     #[must_use]
     pub fn save(self) -> Option<Save> {
         match self {
@@ -24,38 +25,39 @@ impl Answer {
     }
 }
 
-/// A checkpoint to take.
+/// Checkpoint to save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Save {
-    /// Names it to the policy that granted it, once: not the checkpoint's name on disk.
+    /// Number of this grant, unique in its policy. It is not the ID of a session.
     pub id: u64,
-    /// Tokens to save, from the first one on: all that are live, or fewer where the engine
-    /// [can](super::Settings::saves_prefixes).
+    /// Number of leading tokens to save. It is less than all live tokens only if the engine [can
+    /// save prefixes](super::Settings::saves_prefixes).
     pub tokens: u64,
-    /// The first so many of them are on disk.
+    /// Number of leading tokens that are already on disk.
     pub base: u64,
-    /// Why.
+    /// Cause of the checkpoint.
     pub reason: Reason,
-    /// Bytes that it may write. They are taken from the budgets until its end is told.
+    /// Bytes that the save may write. The budgets reserve them until the end of the save is
+    /// reported.
     pub bytes: u64,
 }
 
-/// Why a checkpoint is taken.
+/// Cause of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The part of a prompt that other conversations may begin with, too.
+    /// Prefix of a prompt that other conversations may share.
     Cold,
-    /// Another interval of a conversation that goes on.
+    /// The conversation has crossed another interval.
     Continued,
-    /// Another conversation is about to replace it.
+    /// Another conversation is about to replace this one.
     Evict,
-    /// The engine stops.
+    /// The engine is shutting down.
     Shutdown,
 }
 
 impl Reason {
-    /// All of them, in order.
+    /// All reasons, in order.
     pub const ALL: [Reason; 4] = [
         Reason::Cold,
         Reason::Continued,
@@ -63,7 +65,7 @@ impl Reason {
         Reason::Shutdown,
     ];
 
-    /// Its name, as ds4 has it.
+    /// Returns the name that ds4 uses, for example `"cold"`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -75,27 +77,27 @@ impl Reason {
     }
 }
 
-/// Why a checkpoint that was due is not taken.
+/// Reason why a checkpoint that was due is not granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Declined {
-    /// Fewer tokens than the minimum: prefilling them again is cheap.
+    /// The conversation has fewer tokens than the minimum. Computing them again is cheap.
     TooShort,
-    /// All its tokens are on disk, or on their way to it.
+    /// All tokens are on disk, or in a save in progress.
     NothingNew,
-    /// The whole state would be written again, for fewer new tokens than the minimum.
+    /// The whole state would be written again for fewer new tokens than the minimum.
     LittleNew,
-    /// It alone would take more than all disk space.
+    /// The checkpoint alone exceeds the disk space.
     TooLarge,
-    /// The hour or the day has no such number of bytes left.
+    /// The remaining budget of the hour or the day is too small.
     WriteBudget,
-    /// It alone may write more than a whole budget has: it is never granted, whenever it is asked
-    /// for. What [`Save::bytes`] would be is more than the settings allow.
+    /// The checkpoint may write more than a whole budget, and is always declined. Its
+    /// [`Save::bytes`] would exceed a limit of the settings.
     OverBudget,
 }
 
 impl Declined {
-    /// All of them, in order.
+    /// All reasons, in order.
     pub const ALL: [Declined; 6] = [
         Declined::TooShort,
         Declined::NothingNew,
@@ -105,7 +107,7 @@ impl Declined {
         Declined::OverBudget,
     ];
 
-    /// It in words.
+    /// Returns a description in words, for example `"write budget"`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -5,7 +5,25 @@ use std::time::Duration;
 
 use super::choose::{Entry, choose};
 
-/// The checkpoints on disk, and all else that takes room there.
+/// Checkpoints on disk, and other data that uses disk space.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+///
+/// use kvdepot_session::policy::{Catalogue, Entry, Reason};
+///
+/// let now = Duration::from_secs(1_800_000_000);
+/// let mut catalogue = Catalogue::new();
+/// for (id, parent, tokens) in [(1, None, 10_240), (2, Some(1), 20_480)] {
+///     let (reason, bytes) = (Reason::Continued, 100);
+///     catalogue.insert(Entry { id, parent, reason, tokens, bytes, hits: 0, used: now, pins: 0 });
+/// }
+/// // 200 of 250 bytes are in use. Checkpoint 1 is superseded by checkpoint 2.
+/// assert_eq!(catalogue.make_room(100, 250, now), Some(vec![1]));
+/// assert!(catalogue.pin(1)); // it is about to be loaded
+/// assert_eq!(catalogue.make_room(100, 250, now), Some(vec![2]));
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Catalogue {
     entries: BTreeMap<u64, Entry>,
@@ -14,18 +32,19 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
-    /// One with nothing on disk.
+    /// Creates an empty catalogue.
     #[must_use]
     pub fn new() -> Catalogue {
         Catalogue::default()
     }
 
-    /// A checkpoint is on disk; one of the same id is replaced.
+    /// Adds a checkpoint, and replaces one with the same `id`.
     pub fn insert(&mut self, entry: Entry) {
         self.entries.insert(entry.id, entry);
     }
 
-    /// A checkpoint was removed from disk. Those that grew from it now grow from its parent.
+    /// Removes the checkpoint `id`, and returns it. The checkpoints that had it as their parent get
+    /// its parent.
     pub fn remove(&mut self, id: u64) -> Option<Entry> {
         let gone = self.entries.remove(&id)?;
         for entry in self.entries.values_mut() {
@@ -36,19 +55,21 @@ impl Catalogue {
         Some(gone)
     }
 
-    /// A checkpoint by its id.
+    /// Returns the checkpoint `id`.
     #[must_use]
     pub fn get(&self, id: u64) -> Option<&Entry> {
         self.entries.get(&id)
     }
 
-    /// All checkpoints, by their ids.
+    /// Returns all checkpoints, in order of their IDs.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values()
     }
 
-    /// A conversation was restored from it. It stays, whatever its length. `false` where it is not
-    /// there.
+    /// Counts a restore of the checkpoint `id` at the time `now`. The checkpoint stays, regardless
+    /// of its length.
+    ///
+    /// Returns false if there is no such checkpoint.
     pub fn hit(&mut self, id: u64, now: Duration) -> bool {
         let entry = self.entries.get_mut(&id);
         entry.is_some_and(|entry| {
@@ -58,8 +79,10 @@ impl Catalogue {
         })
     }
 
-    /// It must stay until it is [unpinned](Catalogue::unpin) as often: it is about to be loaded, or
-    /// a save builds on it. `false` where it is not there.
+    /// Adds a pin to the checkpoint `id`, which stays until all its pins are
+    /// [released](Catalogue::unpin). For example, it is about to be loaded, or a save builds on it.
+    ///
+    /// Returns false if there is no such checkpoint.
     #[must_use = "what is not there is not pinned"]
     pub fn pin(&mut self, id: u64) -> bool {
         let entry = self.entries.get_mut(&id);
@@ -69,7 +92,7 @@ impl Catalogue {
         })
     }
 
-    /// Takes one pin back. `false` where there was none.
+    /// Releases one pin of the checkpoint `id`. Returns false if it has no pin.
     pub fn unpin(&mut self, id: u64) -> bool {
         let entry = self.entries.get_mut(&id).filter(|entry| entry.pins > 0);
         entry.is_some_and(|entry| {
@@ -78,8 +101,10 @@ impl Catalogue {
         })
     }
 
-    /// Something else takes so many bytes on disk, by a number of the caller's: a save under way
-    /// as many as it was granted, an orphan as many as it has. With 0 bytes it is gone.
+    /// Records that other data uses `bytes` bytes on disk, under a number `id` of the caller's
+    /// choice. With 0 bytes the data is removed.
+    ///
+    /// For example, a save in progress uses the bytes that it was granted, and an orphan its size.
     pub fn set_other(&mut self, id: u64, bytes: u64) {
         match bytes {
             0 => self.other.remove(&id),
@@ -87,7 +112,7 @@ impl Catalogue {
         };
     }
 
-    /// Bytes of everything on disk.
+    /// Returns the size of all data on disk, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let entries = self.entries.values().map(|entry| entry.bytes);
@@ -95,8 +120,11 @@ impl Catalogue {
         all.fold(0, u64::saturating_add)
     }
 
-    /// What to remove so that everything on disk and `incoming` bytes fit into `disk_space`, the
-    /// first to go first. `None` where that cannot be: then nothing should go, nor come.
+    /// Selects checkpoints to delete, so that all remaining data and `incoming` bytes fit into
+    /// `disk_space` bytes.
+    ///
+    /// Returns the IDs in the order of deletion. If that is impossible, returns `None`; then delete
+    /// nothing, and do not save.
     #[must_use]
     pub fn make_room(&self, incoming: u64, disk_space: u64, now: Duration) -> Option<Vec<u64>> {
         let wanted = self.bytes().saturating_add(incoming);

@@ -12,29 +12,32 @@ const HIT_HALF_LIFE_SECS: f64 = 6.0 * 3600.0;
 /// is a stop on the way, and about to be superseded.
 const LASTING_WEIGHT: f64 = 2.0;
 
-/// A checkpoint on disk.
+/// Checkpoint on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Names it.
+    /// ID of the checkpoint.
     pub id: u64,
-    /// The longest checkpoint there whose tokens are a proper prefix of this one's.
+    /// ID of the longest checkpoint in the catalogue whose tokens are a proper prefix of this
+    /// one's.
     pub parent: Option<u64>,
-    /// Why it was taken.
+    /// Cause of the checkpoint.
     pub reason: Reason,
-    /// Its tokens.
+    /// Number of tokens.
     pub tokens: u64,
-    /// Bytes that its removal gives back: without blocks that others have, too.
+    /// Bytes that a deletion frees, without blocks that other checkpoints share.
     pub bytes: u64,
-    /// Restores from it.
+    /// Number of restores.
     pub hits: u64,
-    /// When it was last saved or restored, since the Unix epoch.
+    /// Time of the last save or restore, since the Unix epoch.
     pub used: Duration,
-    /// Restores and saves that need it now.
+    /// Number of restores and saves that need the checkpoint now.
     pub pins: u32,
 }
 
-/// Compute saved per byte, in tokens: what was lately restored often and is long for its size is
-/// worth most. Infinite where a removal gives nothing back.
+/// Returns the compute that a checkpoint saves per byte, in tokens.
+///
+/// Recent and frequent restores raise the score, and so does a small size for the number of tokens.
+/// The score is infinite if a deletion frees nothing.
 #[must_use]
 pub fn score(entry: &Entry, now: Duration) -> f64 {
     let age = now.saturating_sub(entry.used).as_secs_f64();
@@ -49,12 +52,16 @@ pub fn score(entry: &Entry, now: Duration) -> f64 {
     }
 }
 
-/// What to remove for `needed` bytes to become free, the least worthy first: continued checkpoints
-/// that a longer one of the same conversation has superseded before all others, whatever their
-/// score, and of two with the same score the one that was used earlier. Nothing is among them that
-/// can stay.
+/// Selects checkpoints to delete so that at least `needed` bytes become free, and returns their IDs
+/// in the order of deletion.
 ///
-/// Pinned ones are never among them. `None` where all others are too few: then nothing should go.
+/// * Continued checkpoints that a longer one of the same conversation supersedes come first,
+///   regardless of their score.
+/// * All others follow by their [`score`], lowest first. Of two with equal scores, the one used
+///   earlier comes first.
+/// * A checkpoint that need not be deleted is not selected. A pinned checkpoint is never selected.
+///
+/// Returns `None` if all checkpoints that may be deleted free too few bytes; then delete nothing.
 #[must_use]
 pub fn choose(entries: &[Entry], needed: u64, now: Duration) -> Option<Vec<u64>> {
     if needed == 0 {

@@ -2,22 +2,22 @@
 
 use std::fmt;
 
-/// Why a call was refused. A refused call changes nothing.
+/// Reason of a rejected call. A rejected call changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
-    /// A setting is outside of its allowed values.
+    /// A setting is outside its allowed range.
     Setting {
-        /// Its name.
+        /// Name of the setting.
         field: &'static str,
-        /// The value that was given.
+        /// Value of the setting.
         value: u64,
-        /// What is allowed, in words.
+        /// Allowed values, in words.
         allowed: &'static str,
     },
-    /// The end of a save was told that was never granted, or had ended.
+    /// The end of a save was reported that was not granted, or that had ended already.
     UnknownSave {
-        /// The id that was given.
+        /// Reported number of the save.
         id: u64,
     },
 }
@@ -29,8 +29,8 @@ impl fmt::Display for Error {
                 field,
                 value,
                 allowed,
-            } => write!(out, "{field}: {value} is not allowed: {allowed}"),
-            Error::UnknownSave { id } => write!(out, "save {id} is not under way"),
+            } => write!(out, "{field}: {value} is not allowed; allowed: {allowed}"),
+            Error::UnknownSave { id } => write!(out, "save {id} is not in progress"),
         }
     }
 }

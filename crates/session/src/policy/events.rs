@@ -10,9 +10,27 @@ use super::metrics::Metrics;
 use super::settings::Settings;
 use super::slot::{Prompt, Slot, SlotId};
 
-/// When to save: one for all slots of an engine, as they share the disk.
+/// Checkpoint policy of one engine.
 ///
-/// A slot that was not heard of before has nothing live and nothing saved.
+/// All slots of an engine share one policy, because they share the disk. A new slot has no live and
+/// no saved tokens.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+///
+/// use kvdepot_session::policy::{Answer, Origin, Policy, Prompt, Reason, Settings};
+///
+/// let now = Duration::from_secs(1_800_000_000); // since the Unix epoch
+/// let settings = Settings { write_budget_hour: Some(2 << 30), ..Settings::default() };
+/// let mut policy = Policy::new(settings)?;
+/// policy.start(0, &Prompt { tokens: 9000, origin: Origin::Restored(8500), anchor: None });
+/// assert_eq!(policy.prefill(0, 9000, now), Answer::Nothing);
+/// let save = policy.decode(0, 10_241, now).save().expect("an interval was crossed");
+/// assert_eq!((save.reason, save.base), (Reason::Continued, 8500));
+/// policy.failed(save.id, 0, now)?;
+/// # Ok::<_, kvdepot_session::policy::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Policy {
     settings: Settings,
@@ -35,10 +53,10 @@ struct UnderWay {
 }
 
 impl Policy {
-    /// A policy that has seen nothing.
+    /// Creates a policy without slots.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a setting that is not allowed.
+    /// [`Error::Setting`] if a setting is not allowed.
     pub fn new(settings: Settings) -> Result<Policy, Error> {
         settings.check()?;
         Ok(Policy {
@@ -51,45 +69,49 @@ impl Policy {
         })
     }
 
-    /// The settings that it was made with.
+    /// Returns the settings of the policy.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Sums since it was made.
+    /// Returns the sums since the policy was created.
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// Bytes that may be written now, by both budgets and beside the saves under way.
+    /// Returns the bytes that both budgets still allow at the time `now`, without those of saves in
+    /// progress.
     pub fn bytes_left(&mut self, now: Duration) -> u64 {
         self.ledger.left(now)
     }
 
-    /// Counts bytes that were written at `at`, before this policy was made.
+    /// Counts `bytes` that were written at the time `at`, before this policy was created.
     pub fn recall(&mut self, bytes: u64, at: Duration) {
         self.ledger.record(bytes, at);
     }
 
-    /// A prompt starts in a slot, after what it begins with was restored. What was live there and
-    /// does not stay is gone: [`switch`](Policy::switch) comes first.
+    /// Records that a prompt starts in a slot, after its prefix was restored.
+    ///
+    /// Live tokens of the slot that the prompt does not reuse are lost: report
+    /// [`switch`](Policy::switch) before.
     pub fn start(&mut self, slot: SlotId, prompt: &Prompt) {
         let slot = self.slots.entry(slot).or_default();
         slot.start(prompt, &self.settings);
     }
 
-    /// The count of live tokens at which prefill should next stop and tell, so that a checkpoint
-    /// is of just as many. An engine that does not stop there saves a little later.
+    /// Returns the number of live tokens at which prefill should next stop and report, so that a
+    /// checkpoint has exactly this length. An engine that does not stop there saves a little later.
     #[must_use]
     pub fn next_stop(&self, slot: SlotId) -> Option<u64> {
         self.slots.get(&slot)?.stop(&self.settings)
     }
 
-    /// Prefill has come to so many live tokens. A step that crosses both the place of a cold
-    /// checkpoint and an interval gets the cold one, and the other at the next call, which may be
-    /// of the same count.
+    /// Records that prefill has reached `tokens` live tokens.
+    ///
+    /// If a step crosses both the position of a cold checkpoint and an interval, this call returns
+    /// the cold one. The next call, which may have the same count, returns the other.
     pub fn prefill(&mut self, slot: SlotId, tokens: u64, now: Duration) -> Answer {
         let live = self.slots.entry(slot).or_default();
         live.reach(tokens, &self.settings);
@@ -113,8 +135,10 @@ impl Policy {
         }
     }
 
-    /// Decoding has come to so many live tokens. Fewer than before say that the conversation went
-    /// back; to have that seen, tell it before it grows again.
+    /// Records that decoding has reached `tokens` live tokens.
+    ///
+    /// A smaller number than before means that the conversation went back. Report it before the
+    /// number grows again.
     pub fn decode(&mut self, slot: SlotId, tokens: u64, now: Duration) -> Answer {
         let live = self.slots.entry(slot).or_default();
         live.reach(tokens, &self.settings);
@@ -123,41 +147,44 @@ impl Policy {
         self.continued(slot, now)
     }
 
-    /// Another conversation, which the slot's is not the beginning of, is about to replace its
-    /// `tokens` live ones.
+    /// Records that another conversation, which this one is not a prefix of, is about to replace
+    /// the slot's `tokens` live tokens.
     pub fn switch(&mut self, slot: SlotId, tokens: u64, now: Duration) -> Answer {
         self.leave(slot, tokens, Reason::Evict, now)
     }
 
-    /// The engine stops, with `tokens` live ones in the slot.
+    /// Records that the engine stops with `tokens` live tokens in the slot.
     pub fn shutdown(&mut self, slot: SlotId, tokens: u64, now: Duration) -> Answer {
         self.leave(slot, tokens, Reason::Shutdown, now)
     }
 
-    /// Checkpoints of the slot's conversation were removed from disk, or do not verify: only its
-    /// first `tokens` are left there.
+    /// Records that checkpoints of the slot's conversation were deleted or are corrupt, and that
+    /// only its first `tokens` tokens remain on disk.
     pub fn lost(&mut self, slot: SlotId, tokens: u64) {
         if let Some(slot) = self.slots.get_mut(&slot) {
             slot.lose(tokens, &self.settings);
         }
     }
 
-    /// A save succeeded and wrote so many bytes. Those beyond what it was granted count too, but
-    /// too late for the budgets to hold.
+    /// Records that the save `id` succeeded and wrote `bytes` bytes.
+    ///
+    /// Bytes beyond the grant count too, although the budget may then be exceeded.
     ///
     /// # Errors
-    /// [`Error::UnknownSave`] where it has ended already or was never granted.
+    /// [`Error::UnknownSave`] if the save was not granted or has ended already.
     pub fn saved(&mut self, id: u64, bytes: u64, now: Duration) -> Result<(), Error> {
         let save = self.end(id, bytes, true, now)?;
         self.metrics.save(save.reason, bytes, save.new);
         Ok(())
     }
 
-    /// A save failed, and wrote so many bytes before. Where it was a continued one the next
-    /// multiple of the interval is waited for, so that a full disk is not hit at each token.
+    /// Records that the save `id` failed after it wrote `bytes` bytes.
+    ///
+    /// After a failed continued save, the policy waits for the next multiple of the interval. A
+    /// full disk is therefore not tried at each token.
     ///
     /// # Errors
-    /// [`Error::UnknownSave`] where it has ended already or was never granted.
+    /// [`Error::UnknownSave`] if the save was not granted or has ended already.
     pub fn failed(&mut self, id: u64, bytes: u64, now: Duration) -> Result<(), Error> {
         let save = self.end(id, bytes, false, now)?;
         self.metrics.fail(save.reason, bytes);

@@ -2,42 +2,44 @@
 
 use super::answer::{Declined, Reason};
 
-/// Of the saves of one reason.
+/// Sums of the saves of one reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Saves that succeeded.
+    /// Number of successful saves.
     pub saved: u64,
-    /// Saves that failed.
+    /// Number of failed saves.
     pub failed: u64,
-    /// Bytes that both wrote.
+    /// Bytes that successful and failed saves wrote.
     pub bytes_written: u64,
 }
 
-/// Sums since the policy was made.
+/// Sums since the policy was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Metrics {
-    /// Bytes that were written, those of failed saves too.
+    /// Bytes written by all saves, including failed ones.
     pub bytes_written: u64,
-    /// Bytes of the tokens that came to disk by it, without what is written whatever the length.
+    /// Bytes of the tokens that successful saves added, without the fixed bytes of each checkpoint.
     pub bytes_new: u64,
     reasons: [Tally; Reason::ALL.len()],
     declined: [u64; Declined::ALL.len()],
 }
 
 impl Metrics {
-    /// Bytes written over bytes of new tokens. `None` before there are any.
+    /// Returns the ratio of bytes written to bytes of new tokens, or `None` before there are new
+    /// tokens.
     #[must_use]
     pub fn write_amplification(&self) -> Option<f64> {
         (self.bytes_new > 0).then(|| self.bytes_written as f64 / self.bytes_new as f64)
     }
 
-    /// Of the saves of one reason.
+    /// Returns the sums of the saves of one reason.
     #[must_use]
     pub fn of(&self, reason: Reason) -> Tally {
         self.reasons[reason as usize]
     }
 
-    /// Checkpoints that were not taken. A continued one that waits for the budget counts once.
+    /// Returns the number of checkpoints that were declined for this reason. A continued checkpoint
+    /// that waits for the budget counts once.
     #[must_use]
     pub fn declined(&self, why: Declined) -> u64 {
         self.declined[why as usize]

@@ -1,26 +1,46 @@
-//! When a local engine saves the state of its conversations, and what goes when disk is short.
+//! Checkpoint policy: decisions when to save a conversation, and which checkpoints to delete.
 //!
-//! The engine tells [`Policy`] what happens (a prompt starts, tokens are prefilled or decoded, a
-//! session is about to be replaced, the engine stops) and gets an [`Answer`]: save so many tokens
-//! now, nothing, or why not. It then tells what became of the save. [`Catalogue`] knows what is on
-//! disk and picks what to remove. Nothing here reads a clock, a disk or a token: the caller passes
-//! counts and `now`, the time since the Unix epoch. The names and the defaults are ds4's.
+//! The engine reports events to a [`Policy`]: a prompt starts, tokens are prefilled or decoded, a
+//! conversation is about to be replaced, the engine stops. Each event returns an [`Answer`]: a save
+//! that is due, nothing, or the reason why a save is declined. The engine then reports the result
+//! of the save. A [`Catalogue`] knows the checkpoints on disk, and selects those to delete.
+//!
+//! This module uses no clock, disk or token. The caller passes counts and `now`, the time since the
+//! Unix epoch. Names and defaults are those of ds4.
 //!
 //! # Guarantees
-//! - While saves are granted and succeed, two checkpoints of a conversation are never further apart
-//!   than the interval (the minimum, where that is more) and one step of the engine, wherever it
-//!   was restored: crossing a multiple of the interval counts, not meeting it.
-//! - No hour and no day has more bytes written than its budget, as long as no save writes more than
-//!   it was granted. What a save is granted and does not write is given back.
-//! - Tokens that are on disk, or on their way to it, are not saved again.
-//! - A hit removes nothing. What is pinned is never picked, and nothing is picked where all that
-//!   may go would not be enough.
+//! * **Bounded distance.** While saves are granted and succeed, two checkpoints of a conversation
+//!   are at most one interval and one step of the engine apart. If the minimum length is larger
+//!   than the interval, it replaces the interval. The position of a restore does not matter: an
+//!   interval counts when a multiple of it is crossed.
+//! * **Write budgets.** No hour and no day exceeds its budget, as long as no save writes more than
+//!   it was granted. Bytes that a save was granted and did not write are returned to the budget.
+//! * **No repetition.** Tokens that are on disk, or in a save in progress, are not saved again.
+//! * **Safe deletion.** A hit deletes nothing. Pinned checkpoints are never selected. If all others
+//!   together are too small, nothing is selected.
 //!
 //! # Limits
-//! The budget trusts the clock: set forwards, it forgets what was written too early; set back, it
-//! never does. A save that may write more than a whole budget is never granted, and
-//! [said](Declined::OverBudget) to be. It lives in memory: after a start the caller
-//! [recalls](Policy::recall) what the catalogue shows was written lately.
+//! * The budget relies on the clock. If the clock is set forward, recent writes are forgotten too
+//!   early; if it is set back, they are not.
+//! * A save that may write more than a whole budget is always declined, as
+//!   [`Declined::OverBudget`].
+//! * The budget is in memory. After a restart the caller reports recent writes with
+//!   [`Policy::recall`].
+//!
+//! # Examples
+//! ```
+//! use std::time::Duration;
+//!
+//! use kvdepot_session::policy::{Origin, Policy, Prompt, Reason, Settings};
+//!
+//! let now = Duration::from_secs(1_800_000_000); // since the Unix epoch
+//! let mut policy = Policy::new(Settings::default())?;
+//! policy.start(0, &Prompt { tokens: 20_000, origin: Origin::Empty, anchor: None });
+//! let save = policy.prefill(0, 18_432, now).save().expect("a cold checkpoint is due");
+//! assert_eq!((save.reason, save.tokens), (Reason::Cold, 18_432));
+//! policy.saved(save.id, 250_000_000, now)?; // or `failed`
+//! # Ok::<_, kvdepot_session::policy::Error>(())
+//! ```
 
 mod answer;
 mod catalogue;

@@ -29,45 +29,48 @@ const TOKEN_BYTES: u64 = 13_800;
 /// ds4's files and every engine's positions count tokens in 32 bits.
 const TOKENS_MAX: u64 = u32::MAX as u64;
 
-/// What a save writes.
+/// Amount of data that a save writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Writes {
-    /// Only what is not on disk.
+    /// Only tokens that are not on disk.
     #[default]
     Delta,
-    /// All of it each time, as one file.
+    /// The whole checkpoint each time, as one file.
     Whole,
 }
 
-/// How a policy decides. The defaults are those of ds4, with deltas and without write budgets.
+/// Settings of a policy. The defaults are those of ds4, with [`Writes::Delta`] and without write
+/// budgets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Bytes on disk, of everything that is there. At least 1.
+    /// Limit for all data on disk, in bytes. Default: 4 GiB; at least 1.
     pub disk_space: u64,
-    /// Nothing shorter is saved, in tokens.
+    /// Shortest checkpoint, in tokens. Default: 512.
     pub min_tokens: u64,
-    /// No cold checkpoint is longer, in tokens. 0 for none at all.
+    /// Longest cold checkpoint, in tokens. Default: 30,000; 0 for no cold checkpoints.
     pub cold_max_tokens: u64,
-    /// Tokens between continued checkpoints, rounded up to the alignment. 0 for none at all.
+    /// Tokens between continued checkpoints, rounded up to the alignment. Default: 10,000; 0 for no
+    /// continued checkpoints.
     pub continued_interval_tokens: u64,
-    /// Tokens at the end of a prompt that a cold checkpoint leaves out.
+    /// Tokens at the end of a prompt that a cold checkpoint omits. Default: 32.
     pub boundary_trim_tokens: u64,
-    /// Cold checkpoints and the interval are multiples of so many tokens. 0 for any number.
+    /// Alignment of cold checkpoints and of the interval, in tokens. Default: 2048; 0 for no
+    /// alignment.
     pub boundary_align_tokens: u64,
-    /// Bytes that may be written in any hour. `None` for no bound.
+    /// Bytes that may be written in any hour. Default: `None`, no limit.
     pub write_budget_hour: Option<u64>,
-    /// Bytes that may be written in any day. `None` for no bound.
+    /// Bytes that may be written in any day. Default: `None`, no limit.
     pub write_budget_day: Option<u64>,
-    /// What a save writes.
+    /// Amount of data that a save writes.
     pub writes: Writes,
-    /// Whether the engine can save the first tokens of those that are live, and restore the first
-    /// ones of those that were saved: llama.cpp's plain attention can, ds4 cannot.
+    /// True if the engine can save the first tokens of the live ones, and restore the first tokens
+    /// of the saved ones. For example, llama.cpp's plain attention can; ds4 cannot. Default: false.
     pub saves_prefixes: bool,
-    /// Most bytes of every checkpoint, whatever its length: what is not appended to, and the last
-    /// block, which may not be full.
+    /// Most bytes that each checkpoint has regardless of its length: data that does not grow, and
+    /// the last block, which may not be full. Default: 23 MiB.
     pub fixed_bytes: u64,
-    /// Most bytes of one token.
+    /// Most bytes per token. Default: 13,800.
     pub token_bytes: u64,
 }
 
@@ -91,7 +94,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Whether a policy can be made of them.
+    /// Checks that a policy can be created from these settings.
     ///
     /// # Errors
     /// [`Error::Setting`] for the first value that is not allowed.
@@ -119,8 +122,8 @@ impl Settings {
         }
     }
 
-    /// Tokens between continued checkpoints as they are taken: a multiple of the alignment. `None`
-    /// where none are taken.
+    /// Returns the effective number of tokens between continued checkpoints, a multiple of the
+    /// alignment, or `None` if there are no continued checkpoints.
     #[must_use]
     pub fn continued_step(&self) -> Option<u64> {
         let align = self.boundary_align_tokens.max(1);
@@ -242,7 +245,10 @@ mod tests {
             ..Settings::default()
         };
         let error = settings.check().unwrap_err().to_string();
-        assert_eq!(error, "disk_space: 0 is not allowed: at least 1 byte");
+        assert_eq!(
+            error,
+            "disk_space: 0 is not allowed; allowed: at least 1 byte"
+        );
         let settings = Settings {
             boundary_align_tokens: 1 << 32,
             ..Settings::default()

@@ -3,30 +3,31 @@
 use super::marks::Marks;
 use super::settings::Settings;
 
-/// A place for a conversation in the engine's memory, by a number of the caller's: ds4 has one.
+/// Number of a slot, chosen by the caller. A slot is a place for one conversation in the engine's
+/// memory; ds4 has one.
 pub type SlotId = u32;
 
-/// Where the state comes from that a prompt begins with.
+/// Source of the state that a prompt reuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Origin {
-    /// Nothing is reused.
+    /// The prompt reuses no state.
     Empty,
-    /// So many tokens were loaded from disk, where they stay.
+    /// This number of tokens was loaded from disk, and remains there.
     Restored(u64),
-    /// So many of the slot's live tokens stay, saved or not.
+    /// This number of the slot's live tokens is reused, saved or not.
     Live(u64),
 }
 
-/// A prompt that is about to be prefilled.
+/// Prompt that is about to be prefilled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// Its tokens, those that are reused too.
+    /// Number of tokens, including reused ones.
     pub tokens: u64,
-    /// What is reused.
+    /// Source of the reused tokens.
     pub origin: Origin,
-    /// Tokens before the last user marker that comes before the first assistant turn, where the
-    /// engine knows it: other conversations of the same agent begin with them.
+    /// Number of tokens before the last user marker that precedes the first assistant turn; `None`
+    /// if unknown. Other conversations of the same agent share these tokens.
     pub anchor: Option<u64>,
 }
 

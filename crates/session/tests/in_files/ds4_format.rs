@@ -221,12 +221,12 @@ fn lengths_beyond_the_file_are_refused_with_what_is_left() {
     assert_eq!(
         says(48, 8),
         "ds4 file: text length: 8 is not allowed; \
-         allowed: at most 7, what the file of 59 bytes has left"
+         allowed: at most 7, the rest of the file of 59 bytes"
     );
     assert_eq!(
         says(47, 255),
         "ds4 file: payload length: 18374686479671623683 is not allowed; \
-         allowed: at most 3, what the file of 59 bytes has left"
+         allowed: at most 3, the rest of the file of 59 bytes"
     );
     let empty = parse(&mut Cursor::new([])).unwrap_err().to_string();
     assert_eq!(

@@ -462,6 +462,6 @@ fn files_that_are_no_sessions_are_one_line_a_minute() {
         }
     });
     // A machine that stands still for a minute has a second line.
-    let lines = log.lines_with("it is no session, or cut");
+    let lines = log.lines_with("it is not a session file, or it is truncated");
     assert!((1..5).contains(&lines.len()), "{lines:?}");
 }

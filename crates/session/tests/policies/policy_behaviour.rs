@@ -412,7 +412,7 @@ fn the_end_of_a_save_is_taken_once() {
     let evict = save(policy.switch(0, 9000, at(0)));
     policy.saved(evict.id, 0, at(0)).unwrap();
     let error = policy.saved(evict.id, 0, at(0)).unwrap_err().to_string();
-    assert_eq!(error, "save 1 is not under way");
+    assert_eq!(error, "save 1 is not in progress");
 }
 
 #[test]

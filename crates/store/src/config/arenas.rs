@@ -10,21 +10,24 @@ use crate::option::{Kind, OptionSpec, Parsed, absolute};
 use crate::placement::MEDIA_MAX;
 use crate::tier::{DAX, NVME, Sort};
 
-/// The settings of a tier of arenas: mapped ones (`dax`), or by calls (`nvme`).
+/// Settings of a tier on a medium: `Dax`, which maps it, or `Nvme`, which uses read and write
+/// calls.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ArenaConfig {
-    /// Device or file; by default in the user's cache directory.
+    /// Path of the device or file; `None`: a file in the user's cache directory.
     pub path: Option<PathBuf>,
-    /// Bytes of the medium.
+    /// Size of the medium in bytes; `None`: the size of the existing arena, or a share of the free
+    /// disk.
     pub capacity: Option<u64>,
-    /// Entries of a new arena's record table.
+    /// Number of records of a new arena, which is the maximum number of blocks; `None`: by its
+    /// size.
     pub records: Option<u64>,
-    /// What acknowledged blocks outlive.
+    /// Failures that an acknowledged block survives.
     pub durability: Durability,
-    /// Whether to make a new arena of what is there.
+    /// Condition for creating a new arena on a medium with content.
     pub format: Format,
-    /// Several media as one tier; empty with `path` and `capacity`.
+    /// Several media of one tier; empty if `path` and `capacity` apply.
     pub devices: Vec<DeviceConfig>,
 }
 
@@ -44,7 +47,7 @@ impl Config {
         let count: usize = each.sum();
         // Beside them there may be a `Cache`.
         if count >= MEDIA_MAX {
-            let allowed = format!("at most {} devices in all tiers together", MEDIA_MAX - 1);
+            let allowed = format!("at most {} devices in all tiers combined", MEDIA_MAX - 1);
             return Err(Error::config("devices", count, allowed));
         }
         Ok(())
@@ -64,7 +67,7 @@ impl Config {
                 };
                 if let Some(twin) = before.iter().find(is_twin) {
                     let twin = twin.display();
-                    let allowed = format!("another medium than {twin}: a device is listed once");
+                    let allowed = format!("a medium other than {twin}, which is already listed");
                     let field = section.field(sort, index, "path");
                     return Err(Error::config(field, path.display(), allowed));
                 }
@@ -91,8 +94,8 @@ impl Config {
             Some(path) => Ok(path.clone()),
             None => default_path(sort.stem, self.instance.as_deref()).map_err(|error| {
                 let allowed = format!(
-                    "a path, as the default is in a cache directory that there is not \
-                     (XDG_CACHE_HOME may name one): {error}"
+                    "a path, because this user has no cache directory for the default arena (set \
+                     XDG_CACHE_HOME, or set this option): {error}"
                 );
                 Error::config(format!("{}.path", sort.section), "missing", allowed)
             }),
@@ -154,13 +157,14 @@ impl ArenaConfig {
     }
 }
 
-/// One medium among several of a tier.
+/// One of several media of a tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceConfig {
-    /// Device or file.
+    /// Path of the device or file.
     pub path: PathBuf,
-    /// Bytes of the medium.
+    /// Size of the medium in bytes; `None`: the size of the existing arena, or a share of the free
+    /// disk.
     pub capacity: Option<u64>,
 }
 

@@ -25,19 +25,25 @@ pub(super) fn parse(field: &str, value: &Value) -> Result<Vec<DeviceConfig>, Err
 fn device(field: &str, value: &Value) -> Result<DeviceConfig, Error> {
     let options: &Map<String, Value> = value
         .as_object()
-        .ok_or_else(|| Error::config(field, value, "a mapping with path and capacity"))?;
+        .ok_or_else(|| Error::config(field, value, "a mapping with the keys path and capacity"))?;
     let (mut path, mut capacity) = (None, None);
     for (name, value) in options {
         let field = format!("{field}.{name}");
         match name.as_str() {
             "path" => path = Some(absolute(&Parsed::new(&field, Kind::Text, value)?.text)),
             "capacity" => capacity = Some(Parsed::new(&field, Kind::Size, value)?.number),
-            _ => return Err(Error::config(field, value, "path and capacity only")),
+            _ => {
+                return Err(Error::config(
+                    field,
+                    value,
+                    "the keys path and capacity only",
+                ));
+            }
         }
     }
     match path {
         Some(path) => Ok(DeviceConfig { path, capacity }),
-        None => Err(Error::config(field, value, "a mapping that has a path")),
+        None => Err(Error::config(field, value, "a mapping with the key path")),
     }
 }
 
@@ -46,7 +52,7 @@ impl ArenaConfig {
     pub(super) fn check_devices(&self, section: &str) -> Result<(), Error> {
         // Beside them there may be a `Cache`.
         if self.devices.len() >= MEDIA_MAX {
-            let count = format!("a list of {}", self.devices.len());
+            let count = format!("a list of {} devices", self.devices.len());
             let allowed = format!("at most {} devices", MEDIA_MAX - 1);
             return Err(Error::config(format!("{section}.devices"), count, allowed));
         }
@@ -56,8 +62,8 @@ impl ArenaConfig {
             (None, Some(_)) => "capacity",
             (None, None) => return Ok(()),
         };
-        let count = format!("a list of {}", self.devices.len());
-        let allowed = format!("instead of {section}.{other}, not beside it");
+        let count = format!("a list of {} devices", self.devices.len());
+        let allowed = format!("either this list or {section}.{other}, not both");
         Err(Error::config(format!("{section}.devices"), count, allowed))
     }
 }

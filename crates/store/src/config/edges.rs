@@ -10,30 +10,30 @@ use super::Config;
 use super::schema::{EDGE, LATE};
 use crate::option::{OptionSpec, Parsed};
 
-/// When a block goes on into a tier.
+/// Access that starts the write-back of a block into a tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Touch {
-    /// At its first put.
+    /// The first put.
     #[default]
     First,
-    /// Once it is put again, or asked for, while it is in the tier before.
+    /// The second access (put, lookup, get or pin) while the block is in the previous tier.
     Second,
 }
 
-/// What goes on into a tier.
+/// Conditions for the write-back of blocks into a tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EdgeConfig {
-    /// When a block does.
+    /// Access that starts the write-back of a block.
     pub admission: Touch,
-    /// Fewest bytes of one that does.
+    /// Minimum size of a block in bytes; default: 0.
     pub block_min: u64,
-    /// Most bytes of one that does.
+    /// Maximum size of a block in bytes; default: `u64::MAX`.
     pub block_max: u64,
-    /// Most bytes that do in an hour.
+    /// Maximum bytes written to the tier in any hour; `None`: unlimited.
     pub write_budget_hour: Option<u64>,
-    /// Most bytes that do in a day.
+    /// Maximum bytes written to the tier in any 24 hours; `None`: unlimited.
     pub write_budget_day: Option<u64>,
 }
 
@@ -49,14 +49,13 @@ impl Default for EdgeConfig {
     }
 }
 
-/// How long a tier is waited for that may answer late; the depot's own time-outs where it does not
-/// say.
+/// Time-outs in the section of an asynchronous tier; `None` selects the time-out of the depot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct LateConfig {
-    /// For a lookup.
+    /// Time-out of lookups.
     pub lookup: Option<Duration>,
-    /// For anything else.
+    /// Time-out of all other operations.
     pub other: Option<Duration>,
 }
 
@@ -74,7 +73,7 @@ impl Config {
         value: &Value,
     ) -> Result<(), Error> {
         if self.pipeline.first().is_some_and(|first| first == tier) {
-            let allowed = "in the section of a tier that stands behind another one";
+            let allowed = "this option only for tiers after the first one of the pipeline";
             return Err(Error::config(field, value, allowed));
         }
         let parsed = Parsed::new(field, spec.kind, value)?;
@@ -92,7 +91,7 @@ impl Config {
             _ => edge.write_budget_day = Some(parsed.number),
         }
         if edge.block_min > edge.block_max {
-            let allowed = "a block_min of no more than block_max";
+            let allowed = "a block_min that is at most block_max";
             return Err(Error::config(field, value, allowed));
         }
         Ok(())
@@ -118,7 +117,8 @@ impl Config {
         Ok(true)
     }
 
-    /// How long a lookup in a tier that may answer late is waited for, and anything else.
+    /// Returns the time-outs of the asynchronous tier `tier`: for lookups, and for all other
+    /// operations.
     #[must_use]
     pub fn patience(&self, tier: &str) -> (Duration, Duration) {
         let late = self.late.get(tier).copied().unwrap_or_default();
@@ -148,15 +148,15 @@ mod tests {
             "{third}"
         );
         let sizes = json!({"dax": {"block_max": "1MiB", "block_min": "2MiB"}});
-        assert!(error("Cache|Dax", sizes).contains("no more than block_max"));
+        assert!(error("Cache|Dax", sizes).contains("at most block_max"));
         let budget = json!({"dax": {"write_budget_hour": "1GiB", "write_budget_day": "5GiB"}});
         let read = Config::new("Cache|Dax", &budget).unwrap().edges["Dax"];
         assert_eq!(read.write_budget_hour, Some(1 << 30));
         assert_eq!(read.write_budget_day, Some(5 << 30));
         let alone = error("Dax", admission("second"));
-        assert!(alone.contains("behind another one"), "{alone}");
+        assert!(alone.contains("after the first one"), "{alone}");
         let cache = error("Cache|Dax", json!({"cache": {"admission": "first"}}));
-        assert!(cache.contains("behind another one"), "{cache}");
+        assert!(cache.contains("after the first one"), "{cache}");
         let typo = error("Cache|Dax", json!({"dax": {"admision": "first"}}));
         assert!(typo.contains("did you mean \"admission\""), "{typo}");
     }

@@ -7,39 +7,46 @@ use serde_json::Value;
 
 use super::ucm;
 
-/// The options of a configuration file.
+/// Options of a configuration file.
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "plain values")]
 pub struct OfFile {
-    /// By their names and sections, as the schema takes them.
+    /// Options by their names and sections, as the schema defines them.
     pub options: Value,
-    /// It is UCM's, and these are the options that do what it says.
+    /// True if the file is one of UCM, which was translated to these options.
     pub is_ucms: bool,
 }
 
-/// Reads a YAML file into a neutral value. One of UCM's becomes the options that do the same.
+/// Reads the options of a YAML file.
+///
+/// A configuration file of UCM is translated to equivalent options.
 ///
 /// # Errors
-/// [`Error::Io`] and [`Error::Config`].
+///
+/// * [`Error::Io`] if the file cannot be read.
+/// * [`Error::Config`] if the content is not a mapping of options.
 pub fn read_yaml(path: &Path) -> Result<Value, Error> {
     Ok(read_beside(path, &Value::Null)?.options)
 }
 
-/// The options of a file, with those of `given` in their place, section by section.
+/// Reads the options of a file and overrides them with those of `given`, section by section.
 ///
 /// # Errors
-/// As [`read_yaml`].
+///
+/// Those of [`read_yaml`].
 pub fn read_below(path: &Path, given: Value) -> Result<Value, Error> {
     let mut all = read_beside(path, &given)?.options;
     override_with(&mut all, given);
     Ok(all)
 }
 
-/// The options of a file beside which others are given, which will hold: one of UCM's comes to
-/// those of the tiers of a pipeline that is among them.
+/// Reads the options of a file without overriding them with those of `given`.
+///
+/// A file of UCM is translated for the pipeline in `given`, if there is one.
 ///
 /// # Errors
-/// As [`read_yaml`].
+///
+/// Those of [`read_yaml`].
 pub fn read_beside(path: &Path, given: &Value) -> Result<OfFile, Error> {
     let text = std::fs::read_to_string(path).map_err(|source| Error::Io {
         path: path.into(),
@@ -48,11 +55,13 @@ pub fn read_beside(path: &Path, given: &Value) -> Result<OfFile, Error> {
     of_text(&path.display().to_string(), &text, given)
 }
 
-/// The options of a text as a file would have it, which messages call `name`, with those of `given`
-/// in their place.
+/// Parses a text as a configuration file and overrides its options with those of `given`.
+///
+/// Error messages call the text `name`.
 ///
 /// # Errors
-/// [`Error::Config`].
+///
+/// [`Error::Config`] if the content is not a mapping of options.
 pub fn read_text(name: &str, text: &str, given: Value) -> Result<Value, Error> {
     let mut all = of_text(name, text, &given)?.options;
     override_with(&mut all, given);
@@ -61,20 +70,20 @@ pub fn read_text(name: &str, text: &str, given: Value) -> Result<Value, Error> {
 
 fn of_text(name: &str, text: &str, given: &Value) -> Result<OfFile, Error> {
     let refused = |value: String, allowed| Error::config(name, value, allowed);
-    let once = "a YAML mapping in which each option stands once";
+    let once = "a YAML mapping in which each option occurs once";
     // By YAML's own value, in which no name stands twice.
     let mut read: serde_yaml_ng::Value =
         serde_yaml_ng::from_str(text).map_err(|error| refused(unreadable(&error), once))?;
     if read.is_null() {
-        let allowed = "options such as pipeline: Cache|Dax (docs/configuration.md has them)";
-        return Err(refused("a file without any".into(), allowed));
+        let allowed = "options such as pipeline: Cache|Dax (docs/configuration.md lists them)";
+        return Err(refused("an empty file".into(), allowed));
     }
     if !read.is_mapping() {
         // What it holds may be long, and no part of it was meant for this.
         let kind = if read.is_sequence() {
             "a list"
         } else {
-            "a plain value"
+            "a scalar"
         };
         return Err(refused(
             kind.into(),
@@ -123,7 +132,7 @@ fn override_with(all: &mut Value, given: Value) {
 }
 
 fn unreadable(error: &dyn std::error::Error) -> String {
-    format!("a file that is no such mapping ({error})")
+    format!("a file that is not valid ({error})")
 }
 
 #[cfg(test)]
@@ -150,7 +159,7 @@ mod tests {
             ("{\"lanes\": 1, \"lanes\": 2}", "\"lanes\""),
             (
                 "# ports\n---\nssh 22\n---\nftp 21\n",
-                "a file that is no such mapping",
+                "a file that is not valid",
             ),
             ("- lanes", "a list is not allowed; allowed: a YAML mapping"),
             (

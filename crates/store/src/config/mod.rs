@@ -1,4 +1,4 @@
-//! Configuration: one schema for file, dictionary and command line.
+//! Configuration of a depot: one schema for files, dictionaries and the command line.
 
 mod arenas;
 mod devices;
@@ -35,107 +35,131 @@ const SLICE_MIN: u64 = 64 << 10;
 /// Fewest bytes of a region of the staging slab.
 const REGION_MIN: u64 = 64 << 10;
 
-/// What a put does when the write-back queue is full.
+/// Behaviour of a put while the write-back queue is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Overload {
-    /// Goes at the far tier's speed.
+    /// The put waits until the lower tier has taken queued blocks.
     #[default]
     Wait,
-    /// Is dropped, and counted.
+    /// The block is dropped and counted.
     Drop,
 }
 
-/// What is stored where others have to go for it.
+/// Policy for blocks that would evict others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Admission {
-    /// Everything.
+    /// Stores every block.
     #[default]
     All,
-    /// Not what has left before anybody asked for it.
+    /// Rejects blocks that are unlikely to be read, for example those that were evicted unread
+    /// before.
     Learned,
 }
 
-/// Where other processes of the host find the owner.
+/// Location of the socket on which other processes attach.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[expect(
     clippy::exhaustive_enums,
     reason = "whoever serves has an answer for each"
 )]
 pub enum Socket {
-    /// In the runtime directory.
+    /// A path in the runtime directory.
     #[default]
     Auto,
-    /// Nowhere.
+    /// No socket.
     Off,
-    /// At this path.
+    /// This path.
     At(PathBuf),
 }
 
-/// The near tier's settings.
+/// Settings of the `Cache` tier.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct CacheConfig {
-    /// Bytes of memory; by default sized from the machine.
+    /// Memory in bytes; `None` selects the default of [`Config::cache_capacity`].
     pub capacity: Option<u64>,
 }
 
-/// A depot's validated configuration.
+/// Validated configuration of a depot.
+///
+/// # Examples
+///
+/// ```
+/// use kvdepot_store::Config;
+/// use serde_json::json;
+///
+/// let settings = json!({
+///     "cache": {"capacity": "512MiB"},
+///     "dax": {"path": "/var/tmp/kvdepot.arena", "capacity": "4GiB"},
+/// });
+/// let config = Config::new("Cache|Dax", &settings)?;
+/// assert_eq!(config.cache.capacity, Some(512 << 20));
+///
+/// // An unknown option is an error.
+/// let error = Config::new("Cache", &json!({"cache": {"capactiy": "1GiB"}})).unwrap_err();
+/// assert!(error.to_string().contains("cache.capactiy"));
+/// # Ok::<(), kvdepot_store::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Config {
-    /// The tiers, near to far.
+    /// Names of the tiers, first to last.
     pub pipeline: Vec<String>,
-    /// Threads that move bytes.
+    /// Number of copy threads, 1 to 256; `None` selects [`default_lanes`].
     pub lanes: Option<usize>,
-    /// Most bytes a lane takes at a time.
+    /// Maximum bytes that a copy thread processes at a time, at least 64 KiB; default: 4 MiB.
     pub slice_size: u64,
-    /// Bytes of the staging slab.
+    /// Size of the staging buffer in bytes, at least 64 KiB per region; `None`: 2 MiB per region.
     pub staging_slab: Option<u64>,
-    /// Regions of the staging slab.
+    /// Number of regions of the staging buffer, 1 to 4096; `None`: 2 per copy thread, at least 3.
     pub staging_regions: Option<usize>,
-    /// What blocks are authenticated with on media that others may write.
+    /// File with the keys that authenticate blocks on shared media, see
+    /// [`Keyring`](crate::Keyring).
+    ///
+    /// `None`: every process that can write there is trusted.
     pub mac_key_file: Option<PathBuf>,
-    /// How long opening waits for the lock.
+    /// Maximum time that opening waits for the lock of an arena; default: 10 s.
     pub lock_wait: Duration,
-    /// What a put does when the write-back queue is full.
+    /// Behaviour of a put while the write-back queue is full; default: [`Overload::Wait`].
     pub overload: Overload,
-    /// Most bytes waiting for the far tier.
+    /// Maximum bytes that wait in a tier for write-back; `None`: half of the upper tier.
     pub write_back_depth: Option<u64>,
-    /// Whether far hits are copied near.
+    /// True if blocks that were read from a lower tier are promoted; default: true.
     pub promote: bool,
-    /// What is stored where others have to go for it.
+    /// Policy for blocks that would evict others; default: [`Admission::All`].
     pub admission: Admission,
-    /// How long a close drains.
+    /// Maximum time that a close spends on write-back; default: 60 s.
     pub close_timeout: Duration,
-    /// How long a client waits for an answer.
+    /// Maximum time that a client waits for a response, at least 1 ms; `None`: 10 s.
     pub timeout: Option<Duration>,
-    /// A name for the default arena.
+    /// Name that distinguishes several depots of a user; part of the name of the default arena.
     pub instance: Option<String>,
-    /// Depots of this host that share what the defaults take of memory and disk.
+    /// Number of depots of this host that share the default capacities, 1 to 1024; default: 1.
     pub shares: u64,
-    /// Where other processes attach.
+    /// Socket on which other processes attach; default: [`Socket::Auto`].
     pub socket: Socket,
-    /// Who may connect there: its permission bits.
+    /// Permission bits of the socket; default: 0600.
     pub socket_mode: u32,
-    /// The `cache` section.
+    /// Settings in the section `cache`.
     pub cache: CacheConfig,
-    /// The `dax` section.
+    /// Settings in the section `dax`.
     pub dax: ArenaConfig,
-    /// The `nvme` section.
+    /// Settings in the section `nvme`.
     pub nvme: ArenaConfig,
-    /// How long a lookup in a tier that may answer late may take.
+    /// Maximum time of a lookup in an asynchronous tier; default: 1 s.
     pub lookup_timeout: Duration,
-    /// How long anything else there may take.
+    /// Maximum time without a response from an asynchronous tier, for other operations; default: 10
+    /// s.
     pub tier_timeout: Duration,
-    /// The kinds of tiers that it was read with.
+    /// Kinds of asynchronous tiers that were known when the configuration was read.
     pub kinds: Kinds,
-    /// Their sections, by the names of the tiers.
+    /// Settings of asynchronous tiers, by the names of the tiers.
     pub sections: BTreeMap<&'static str, Section>,
-    /// What goes on into a tier, by its name.
+    /// Write-back settings, by the names of the tiers that the blocks are written to.
     pub edges: BTreeMap<&'static str, EdgeConfig>,
-    /// How long a tier that may answer late is waited for, where its section says so.
+    /// Time-outs in the sections of asynchronous tiers, by the names of the tiers.
     pub late: BTreeMap<&'static str, LateConfig>,
 }
 
@@ -173,18 +197,24 @@ impl Default for Config {
 }
 
 impl Config {
-    /// A pipeline with its settings.
+    /// Creates a configuration from a pipeline, such as `Cache|Dax`, and its settings.
+    ///
+    /// `settings` is a JSON object of the options in `docs/configuration.md`, or null. If it
+    /// contains `pipeline`, the value must equal `pipeline`.
     ///
     /// # Errors
-    /// [`Error::Config`] naming the option, the value and what is allowed.
+    ///
+    /// [`Error::Config`] with the option, its value and the allowed values.
     pub fn new(pipeline: &str, settings: &Value) -> Result<Config, Error> {
         Config::with_kinds(&Kinds::standard(), pipeline, settings)
     }
 
-    /// As [`Config::new`], with tiers of these kinds too.
+    /// Creates a configuration like [`Config::new`], for pipelines with asynchronous tiers of
+    /// `kinds`.
     ///
     /// # Errors
-    /// As there.
+    ///
+    /// [`Error::Config`] with the option, its value and the allowed values.
     pub fn with_kinds(kinds: &Kinds, pipeline: &str, settings: &Value) -> Result<Config, Error> {
         let settings = object("settings", settings)?;
         if let Some(inner) = settings.get("pipeline")
@@ -193,7 +223,7 @@ impl Config {
             return Err(Error::config(
                 "pipeline",
                 inner,
-                format!("{pipeline:?}, as in the call"),
+                format!("{pipeline:?}, the pipeline argument of the call (or omit this option)"),
             ));
         }
         let mut config = Config {
@@ -220,7 +250,7 @@ impl Config {
             .filter_map(|name| self.kinds.find(name))
             .peekable();
         if let (Some(path), None) = (&self.mac_key_file, kinds.peek()) {
-            let allowed = "a pipeline with a tier that others may write, such as Posix";
+            let allowed = "this option only for a pipeline with shared storage, such as Posix";
             return Err(Error::config("mac_key_file", path.display(), allowed));
         }
         kinds.try_for_each(|kind| {
@@ -232,7 +262,7 @@ impl Config {
     fn check_slab(&self, regions: usize) -> Result<(), Error> {
         match self.staging_slab {
             Some(slab) if slab / (regions as u64) < REGION_MIN => {
-                let allowed = format!("at least 64KiB for each of {regions} staging_regions");
+                let allowed = format!("at least 64KiB per region ({regions} staging_regions)");
                 Err(Error::config("staging_slab", size::show(slab), allowed))
             }
             _ => Ok(()),
@@ -243,7 +273,7 @@ impl Config {
         match (self.staging_slab, limits::memory_allowed()) {
             (Some(slab), Ok(memory)) if slab > memory => {
                 let memory = size::show(memory);
-                let allowed = format!("at most the {memory} of memory that this process may use");
+                let allowed = format!("at most {memory}, the memory that this process may use");
                 Err(Error::config("staging_slab", size::show(slab), allowed))
             }
             _ => Ok(()),
@@ -266,10 +296,11 @@ impl Config {
         Ok(copier)
     }
 
-    /// Settings that may name their pipeline themselves.
+    /// Creates a configuration from settings that may contain `pipeline`; default: `Cache|Dax`.
     ///
     /// # Errors
-    /// As [`Config::new`].
+    ///
+    /// [`Error::Config`] with the option, its value and the allowed values.
     pub fn from_value(settings: &Value) -> Result<Config, Error> {
         let pipeline = match object("settings", settings)?.get("pipeline") {
             None => "Cache|Dax".to_owned(),
@@ -285,10 +316,14 @@ impl Config {
         Config::new(&pipeline, settings)
     }
 
-    /// A YAML file (JSON is YAML too).
+    /// Reads a configuration from a YAML file (JSON is YAML too).
+    ///
+    /// Configuration files of UCM are translated.
     ///
     /// # Errors
-    /// [`Error::Io`] when it cannot be read, [`Error::Config`] for what it says.
+    ///
+    /// * [`Error::Io`] if the file cannot be read.
+    /// * [`Error::Config`] with the option, its value and the allowed values.
     pub fn from_file(path: &Path) -> Result<Config, Error> {
         Config::from_value(&read_yaml(path)?)
     }
@@ -302,7 +337,7 @@ impl Config {
                         name,
                         "a section",
                         format!(
-                            "sections of the pipeline {:?} only",
+                            "sections of the tiers of the pipeline {:?} only",
                             self.pipeline.join("|")
                         ),
                     ));
@@ -401,7 +436,7 @@ impl Config {
             ("", "instance") => {
                 let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
                 if parsed.text.len() > 64 || !parsed.text.chars().all(plain) {
-                    let allowed = "at most 64 letters, digits, '-', '_' and '.'";
+                    let allowed = "1 to 64 characters: letters, digits, '-', '_' and '.'";
                     return Err(Error::config(field, value, allowed));
                 }
                 self.instance = Some(parsed.text);
@@ -416,8 +451,8 @@ impl Config {
                         Socket::At(absolute(path))
                     }
                     _ => {
-                        let allowed = "auto, off, or a path: with a / in it, or that ends in \
-                                       .sock, and without unix:";
+                        let allowed = "auto, off, or a path that contains a / or ends in .sock \
+                                       (without unix:)";
                         return Err(Error::config(field, value, allowed));
                     }
                 }
@@ -438,7 +473,7 @@ impl Config {
     }
 }
 
-/// Lanes where nobody has chosen their number.
+/// Returns the default number of copy threads: the CPUs of the control group, at most 4.
 pub fn default_lanes() -> usize {
     // A few threads saturate a machine's memory; the rest of the CPUs are the engine's.
     limits::cpus_of_group().unwrap_or(1).clamp(1, 4)
@@ -449,7 +484,7 @@ fn parse_pipeline(kinds: &Kinds, text: &str) -> Result<Vec<String>, Error> {
     let tiers: Vec<String> = text.split('|').map(|tier| tier.trim().to_owned()).collect();
     let refuse = |allowed| Error::config("pipeline", format!("{text:?}"), allowed);
     if tiers.len() > TIERS_MAX {
-        return Err(refuse(format!("at most {TIERS_MAX} tiers")));
+        return Err(refuse(format!("a pipeline of at most {TIERS_MAX} tiers")));
     }
     for (at, tier) in tiers.iter().enumerate() {
         let is_known = schema::TIERS.contains(&tier.as_str()) || kinds.find(tier).is_some();
@@ -457,9 +492,9 @@ fn parse_pipeline(kinds: &Kinds, text: &str) -> Result<Vec<String>, Error> {
             return Err(refuse(pipeline_help(kinds)));
         }
         if tier == "Cache" && at > 0 {
-            let why = "it dies with the process, and what is before it is no slower";
+            let why = "a cache in memory after another tier would not be faster than that tier";
             return Err(refuse(format!(
-                "Cache as the first tier, as in \"Cache|Dax\": {why}"
+                "Cache as the first tier only, as in \"Cache|Dax\": {why}"
             )));
         }
     }
@@ -473,7 +508,8 @@ fn tiers(kinds: &Kinds) -> impl Iterator<Item = &'static str> {
 fn pipeline_help(kinds: &Kinds) -> String {
     let known: Vec<&str> = tiers(kinds).collect();
     format!(
-        "tiers among {} chained near to far with |, each once, such as \"Cache|Dax\"",
+        "a list of different tiers, first to last, separated by |, such as \"Cache|Dax\"; known \
+         tiers: {}",
         known.join(", ")
     )
 }
@@ -497,13 +533,13 @@ fn unknown(kinds: &Kinds, options: &[OptionSpec], section: &str, field: &str, na
         }
     }
     let hint = match nearest(known.iter().copied(), name) {
-        Some((word, distance)) if distance <= 2 => format!("did you mean {word:?}? "),
+        Some((word, distance)) if distance <= 2 => format!("; did you mean {word:?}?"),
         _ => String::new(),
     };
     Error::config(
         field,
         "an unknown option",
-        format!("{hint}known are {}", known.join(", ")),
+        format!("one of {}{hint}", known.join(", ")),
     )
 }
 

@@ -4,7 +4,10 @@ use serde_json::{Map, Value};
 
 use crate::option::Kind;
 
-/// Numbers and flags as such, all else as text, and all where the schema asks for one.
+/// Parses the value of option `name`, as given on a command line.
+///
+/// Returns a number or a flag if the text is one, and a text otherwise. If the schema requires a
+/// text, the result is always a text.
 #[must_use]
 pub fn value_of(name: &str, value: &str) -> Value {
     let (section, option) = name.split_once('.').unwrap_or(("", name));
@@ -19,7 +22,9 @@ pub fn value_of(name: &str, value: &str) -> Value {
     }
 }
 
-/// Sets `section.name` or `name`; what is in the way is refused by the schema.
+/// Sets `section.name` or `name` in `all`.
+///
+/// A value in the place of the section stays; the schema rejects it later.
 pub fn set(all: &mut Value, name: &str, value: Value) {
     let (section, name) = match name.split_once('.') {
         Some((section, name)) => (Some(section), name),

@@ -1,5 +1,4 @@
-//! Every option, declared once: what validates a configuration also writes
-//! `docs/configuration.md`.
+//! Declarations of all options. They validate configurations and generate `docs/configuration.md`.
 
 use crate::option::{Kind, OptionSpec};
 use crate::tier::Kinds;
@@ -7,7 +6,9 @@ use crate::tier::Kinds;
 /// The tiers that every depot knows.
 pub(super) const TIERS: &[&str] = &["Cache", "Dax", "Nvme"];
 
-/// All options. Sections are the tiers' names in lower case.
+/// Options of the depot and of the tiers `Cache`, `Dax` and `Nvme`.
+///
+/// Sections are the names of the tiers in lower case.
 pub const OPTIONS: &[OptionSpec] = &[
     OptionSpec::new(
         "",
@@ -271,7 +272,7 @@ const fn format_of(section: &'static str) -> OptionSpec {
     )
 }
 
-/// What the section of any tier takes that stands behind another one.
+/// Options in the section of every tier except the first of a pipeline.
 pub const EDGE: &[OptionSpec] = &[
     OptionSpec::new(
         "",
@@ -315,7 +316,7 @@ pub const EDGE: &[OptionSpec] = &[
     ),
 ];
 
-/// What the section of any tier takes that may answer late.
+/// Options in the section of every asynchronous tier.
 pub const LATE: &[OptionSpec] = &[
     OptionSpec::new(
         "",
@@ -333,7 +334,7 @@ pub const LATE: &[OptionSpec] = &[
     ),
 ];
 
-/// The option of that name in that section.
+/// Returns the declaration of option `name` in `section`.
 #[must_use]
 pub fn find(section: &str, name: &str) -> Option<&'static OptionSpec> {
     find_among(OPTIONS, section, name)
@@ -349,7 +350,7 @@ pub(super) fn find_among(
     options.find(|option| option.section == section && option.name == name)
 }
 
-/// The reference page, of a program that knows these kinds of tiers.
+/// Returns the reference page of a program that knows these `kinds` of tiers.
 #[must_use]
 pub fn reference(kinds: &Kinds) -> String {
     let mut page = String::from(
@@ -360,7 +361,8 @@ pub fn reference(kinds: &Kinds) -> String {
          (`-o NAME=VALUE`; lists only in files and dictionaries). Sizes have units in upper or \
          lower case: `64GiB`, `64Gi` and `64G` are 64 × 2³⁰ bytes, `64GB` is 64 × 10⁹ bytes; K, M \
          and T work the same way. Durations have units too: `500us`, `500ms`, `10s`, `2min` or \
-         `2m`, `1h`; a number without a unit is seconds. An unknown name is an error.\n\n```yaml\npipeline: Cache|Dax\noverload: wait\n\
+         `2m`, `1h`; a number without a unit is seconds. An unknown name is an error.\n\n\
+         ```yaml\npipeline: Cache|Dax\noverload: wait\n\
          cache:\n  capacity: 512MiB\ndax:\n  path: /var/tmp/kvdepot.arena  # or /dev/dax0.0\n\
          \x20 capacity: 4GiB\n```\n",
     );

@@ -1,7 +1,7 @@
-//! UCM's configuration file, read as it is: each of its keys becomes an option, is known to have
-//! no counterpart here, or is refused because it would mean something else.
+//! Translation of UCM's configuration files.
 //!
-//! `docs/ucm.md` has the table, which a test compares with this one.
+//! Each key becomes an option, has no counterpart in kvdepot, or is rejected because it would mean
+//! something else. `docs/ucm.md` has the table, which a test compares with this one.
 
 use std::collections::BTreeMap;
 
@@ -28,159 +28,162 @@ const SHARE: u64 = 4;
 /// What `timeout_ms` is unless it is given.
 const TIMEOUT_MS: u64 = 30_000;
 
-/// What becomes of a key.
+/// Treatment of a key of UCM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "the page names each")]
 pub enum Fate {
-    /// It becomes an option of kvdepot.
+    /// The key becomes this option of kvdepot.
     Option(&'static str),
-    /// kvdepot does it otherwise, or always: whatever it says is taken, and said in the log.
+    /// kvdepot does this always, or in another way. Every value is accepted and logged.
     Otherwise(&'static str),
-    /// Only this value is taken: another one would mean what kvdepot does not do.
+    /// Only this value is accepted. Others would require something that kvdepot does not do.
     Only(&'static str, &'static str),
 }
 
 use Fate::{Only, Option as Becomes, Otherwise};
 
-/// The keys beside `ucm_connectors`.
+/// Keys next to `ucm_connectors`.
 pub const TOP: &[(&str, Fate)] = &[
     (
         "enable_event_sync",
         Otherwise("stores always wait for the forward pass that writes them"),
     ),
-    ("enable_metrics", Otherwise("metrics are always there")),
+    ("enable_metrics", Otherwise("metrics are always collected")),
     (
         "enable_record_traces",
         Otherwise("lookups are logged at level debug"),
     ),
-    ("hit_ratio", Only("1.0", "a hit is used whole")),
+    ("hit_ratio", Only("1.0", "all tokens of a hit are used")),
     (
         "load_only_first_rank",
         Only("false", "each rank loads its own part"),
     ),
-    (
-        "load_tokens_threshold",
-        Otherwise("whatever is found is loaded"),
-    ),
+    ("load_tokens_threshold", Otherwise("every hit is loaded")),
     (
         "metrics_config_path",
         Otherwise("`GET /metrics` needs no file"),
     ),
     (
         "persist_token_threshold",
-        Only("0", "short requests are stored too"),
+        Only("0", "short requests are also stored"),
     ),
     (
         "ucm_sparse_config",
-        Only("null", "blocks are stored and loaded whole"),
+        Only("null", "only whole blocks are stored and loaded"),
     ),
     (
         "use_layerwise",
         Otherwise("blocks are loaded between steps"),
     ),
-    ("use_lite", Only("false", "bytes are really stored")),
+    ("use_lite", Only("false", "blocks are always stored")),
     (
         "wa_dump_block_wise",
         Otherwise("every block of every group is stored"),
     ),
 ];
 
-/// The keys of a connector.
+/// Keys of a connector.
 pub const CONNECTOR: &[(&str, Fate)] = &[
-    ("block_size", Otherwise("it comes from the engine")),
+    ("block_size", Otherwise("the engine determines it")),
     ("buffer_size", Becomes("cache.capacity")),
     ("cache_buffer_capacity_gb", Becomes("cache.capacity")),
     (
         "cache_io_aggregation",
-        Otherwise("neighbours are always moved together"),
+        Otherwise("adjacent ranges are always transferred together"),
     ),
     (
         "cache_load_backend_only",
-        Only("false", "what is near is not loaded from afar"),
+        Only(
+            "false",
+            "blocks are loaded from the first tier that has them",
+        ),
     ),
-    ("cache_sdma_direct", Otherwise("it is for other devices")),
+    (
+        "cache_sdma_direct",
+        Otherwise("it applies to other devices only"),
+    ),
     (
         "cache_stream_number",
-        Otherwise("`lanes` are chosen by the machine"),
+        Otherwise("`lanes` depends on the number of CPUs"),
     ),
-    ("device_id", Otherwise("it comes from the engine")),
+    ("device_id", Otherwise("the engine determines it")),
     ("io_direct", Becomes("posix.direct")),
-    ("local_rank_size", Otherwise("it comes from the engine")),
+    ("local_rank_size", Otherwise("the engine determines it")),
     ("posix_capacity_gb", Becomes("posix.capacity")),
     (
         "posix_commit_concurrency",
-        Otherwise("threads are chosen by the tier"),
+        Otherwise("the tier determines the number of threads"),
     ),
     (
         "posix_data_trans_concurrency",
-        Otherwise("threads are chosen by the tier"),
+        Otherwise("the tier determines the number of threads"),
     ),
     (
         "posix_gc_check_interval_sec",
-        Otherwise("what is used is counted at each put"),
+        Otherwise("usage is counted at each put"),
     ),
     (
         "posix_gc_concurrency",
-        Otherwise("one sharer collects at a time"),
+        Otherwise("one process evicts at a time"),
     ),
     (
         "posix_gc_max_recycle_count_per_shard",
-        Otherwise("the oldest go, wherever they are"),
+        Otherwise("the least recently used files of all shards are evicted"),
     ),
     (
         "posix_gc_precise_mode",
-        Otherwise("the oldest go, wherever they are"),
+        Otherwise("the least recently used files of all shards are evicted"),
     ),
     (
         "posix_gc_recycle_percent",
-        Otherwise("the oldest go from 94 % on"),
+        Otherwise("the least recently used files are evicted from 94 % on"),
     ),
     (
         "posix_gc_shard_sample_ratio",
-        Otherwise("what is used is counted, not guessed"),
+        Otherwise("usage is counted exactly"),
     ),
     (
         "posix_gc_task_timeout_ms",
-        Otherwise("`timeout` holds for all"),
+        Otherwise("`timeout` applies to all operations"),
     ),
     (
         "posix_gc_trigger_threshold_ratio",
-        Otherwise("the oldest go from 94 % on"),
+        Otherwise("the least recently used files are evicted from 94 % on"),
     ),
     (
         "posix_io_engine",
-        Otherwise("io_uring, or threads where there is none"),
+        Otherwise("io_uring, or threads if it is not available"),
     ),
     (
         "posix_lookup_concurrency",
-        Otherwise("threads are chosen by the tier"),
+        Otherwise("the tier determines the number of threads"),
     ),
     (
         "posix_open_concurrency",
-        Otherwise("threads are chosen by the tier"),
+        Otherwise("the tier determines the number of threads"),
     ),
     ("running_queue_depth", Becomes("ds3fs.running_queue_depth")),
-    ("shard_size", Otherwise("it comes from the engine")),
+    ("shard_size", Otherwise("the engine determines it")),
     (
         "share_buffer_enable",
-        Otherwise("`kvdepot serve` has one cache for a host"),
+        Otherwise("`kvdepot serve` shares one cache on a host"),
     ),
     ("storage_backends", Becomes("posix.path")),
     (
         "store_health",
-        Otherwise("a tier that breaks is passed by until it answers"),
+        Otherwise("the circuit breaker of a tier skips it until it responds"),
     ),
     ("store_pipeline", Becomes("pipeline")),
     ("stream_number", Becomes("ds3fs.stream_number")),
-    ("tensor_size", Otherwise("it comes from the engine")),
-    ("tensor_size_list", Otherwise("it comes from the engine")),
+    ("tensor_size", Otherwise("the engine determines it")),
+    ("tensor_size_list", Otherwise("the engine determines it")),
     ("timeout_ms", Becomes("tier_timeout")),
     (
         "unique_id",
-        Otherwise("namespaces come from model, layout and salt"),
+        Otherwise("namespaces are derived from model, layout and salt"),
     ),
     ("use_direct", Becomes("posix.direct")),
-    ("use_gdr", Only("false", "bytes go through host memory")),
+    ("use_gdr", Only("false", "transfers go through host memory")),
     ("waiting_queue_depth", Becomes("ds3fs.waiting_queue_depth")),
 ];
 
@@ -193,7 +196,7 @@ const PIPELINES: &[(&str, &str)] = &[
     ("Posix", "Posix"),
 ];
 
-/// The level of `UC_LOGGER_LEVEL`, by kvdepot's words, where it is one of UCM's.
+/// Returns the level in `UC_LOGGER_LEVEL` in kvdepot's words, or `None` for values unknown to UCM.
 #[must_use]
 pub fn log_level() -> Option<&'static str> {
     let given = std::env::var("UC_LOGGER_LEVEL").ok()?;
@@ -224,7 +227,13 @@ pub(super) fn translate(file: &Value, given: &Value) -> Result<Option<Value>, Er
     }
     let one = match connectors.as_array().map(Vec::as_slice) {
         Some([one]) => object(MARK, one)?,
-        _ => return Err(Error::config(MARK, connectors, "a list of one connector")),
+        _ => {
+            return Err(Error::config(
+                MARK,
+                connectors,
+                "a list with exactly one connector",
+            ));
+        }
     };
     if let Some(key) = one
         .keys()
@@ -246,7 +255,7 @@ pub(super) fn translate(file: &Value, given: &Value) -> Result<Option<Value>, Er
         let field = format!("{CONFIG}.{key}");
         // An older name and a newer one: which of them UCM takes is nothing to be guessed.
         if let Some(other) = said.insert(option, key) {
-            let allowed = format!("{other} or {key}: they say the same");
+            let allowed = format!("either {other} or {key}: both set the same option");
             return Err(Error::config(field, value, allowed));
         }
         match option.split_once('.').unwrap_or(("", option)) {
@@ -338,7 +347,7 @@ fn judge(
     match fate {
         Becomes(option) => Ok(Some(option)),
         Otherwise(how) => {
-            tracing::info!(key, %value, how, "UCM's key has no counterpart");
+            tracing::info!(key, %value, how, "UCM option has no equivalent");
             Ok(None)
         }
         Only(only, why) => {
@@ -358,14 +367,14 @@ fn unknown<'a>(known: impl Iterator<Item = &'a str>, section: &str, key: &str) -
     let known: Vec<&str> = known.collect();
     let near = nearest(known.iter().copied(), key);
     let near = near.map_or(String::new(), |(near, _)| {
-        format!("did you mean {near:?}? ")
+        format!("; did you mean {near:?}?")
     });
     let field = match section {
         "" => key.to_owned(),
         section => format!("{section}.{key}"),
     };
-    let allowed = format!("{near}known are {}", known.join(", "));
-    Error::config(field, "a key that UCM does not have", allowed)
+    let allowed = format!("one of {}{near}", known.join(", "));
+    Error::config(field, "an unknown key", allowed)
 }
 
 /// kvdepot's pipeline.
@@ -398,20 +407,20 @@ fn backend<'a>(field: &str, value: &'a Value) -> Result<&'a str, Error> {
     let text = value.as_str().filter(|text| !text.is_empty());
     // Several are separated by colons.
     text.filter(|text| !text.contains(':')).ok_or_else(|| {
-        let allowed = "one directory; several disks go well together as one file system, or as \
-                       `nvme.devices`";
+        let allowed =
+            "one directory (combine several disks in one file system, or use `nvme.devices`)";
         Error::config(field, value, allowed)
     })
 }
 
 fn number(field: &str, value: &Value) -> Result<u64, Error> {
     let given = value.as_u64().filter(|number| *number > 0);
-    given.ok_or_else(|| Error::config(field, value, "a whole number from 1"))
+    given.ok_or_else(|| Error::config(field, value, "a whole number, 1 or more"))
 }
 
 fn gigabytes(field: &str, value: &Value) -> Result<u64, Error> {
     let bytes = number(field, value)?.checked_mul(1 << 30);
-    bytes.ok_or_else(|| Error::config(field, value, "GiB, fewer than 2^34"))
+    bytes.ok_or_else(|| Error::config(field, value, "a number of GiB below 2^34"))
 }
 
 fn bytes(field: &str, value: &Value) -> Result<u64, Error> {
@@ -430,7 +439,7 @@ fn clamped(bytes: u64, given: Option<&str>) -> Value {
             key = given.unwrap_or("buffer_size, which is not given"),
             asked = size::show(bytes),
             taken = size::show(most),
-            "UCM's cache is larger than a quarter of the memory that this process may use"
+            "UCM cache size exceeds a quarter of the available memory; using less"
         );
     }
     bytes.min(most).into()

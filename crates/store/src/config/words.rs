@@ -15,7 +15,9 @@ pub(super) fn object<'a>(field: &str, value: &'a Value) -> Result<&'a Map<String
     }
 }
 
-/// The word that is most like `name`, and how many letters are other ones.
+/// Returns the word in `known` that is most similar to `name`, and its edit distance.
+///
+/// Returns `None` if `known` is empty.
 pub fn nearest<'a>(known: impl Iterator<Item = &'a str>, name: &str) -> Option<(&'a str, usize)> {
     let with_distance = known.map(|word| (word, distance(word, name)));
     with_distance.min_by_key(|(_, distance)| *distance)

@@ -8,11 +8,14 @@ use parking_lot::Mutex;
 use super::verbs::{Together, Verbs};
 use crate::pipeline::Pin;
 
-/// Blocks of a namespace that each tier keeps and evicts as one: a use of one is a use of all, and
-/// when eviction takes one, the others leave as well, but for those that are pinned, or are in
-/// another group too. Dropped, it is a group no more; the blocks stay.
+/// Blocks of a namespace that each tier keeps and evicts together.
 ///
-/// It is in the memory of who has the index: after a restart of that it is declared again.
+/// A use of one block counts as a use of all. If eviction selects one block, the others are evicted
+/// too, except pinned blocks and blocks of another group. Dropping the value ends the group; its
+/// blocks stay.
+///
+/// A group is in the memory of the process that has the index. After a restart of that process it
+/// is declared again.
 #[must_use = "dropped, it is a group no more"]
 pub struct Group {
     /// Ends before who is asked does.
@@ -37,35 +40,41 @@ impl Group {
         })
     }
 
-    /// Its keys, in the order in which they were added.
+    /// Returns the keys of the group, in the order in which they were added.
     #[must_use]
     pub fn keys(&self) -> Vec<Key> {
         self.keys.lock().clone()
     }
 
-    /// Adds blocks, which are there or may come.
+    /// Adds blocks that are stored, or will be.
     ///
     /// # Errors
-    /// [`Error::Closed`]; in a client also [`Error::Peer`] without an owner, and [`Error::Input`]
-    /// for more than it may have.
+    ///
+    /// * [`Error::Closed`].
+    /// * [`Error::Peer`] in a client without a server.
+    /// * [`Error::Input`] if a client exceeds its limit of keys and groups.
     pub fn add(&self, keys: &[Key]) -> Result<(), Error> {
         self.together.add(keys)?;
         self.keys.lock().extend_from_slice(keys);
         Ok(())
     }
 
-    /// Gives its blocks another class: one that is superseded is of [`Class::First`].
+    /// Sets the eviction class of the blocks, for example [`Class::First`] for superseded ones.
     ///
     /// # Errors
-    /// As [`Group::add`].
+    ///
+    /// Those of [`Group::add`].
     pub fn set_class(&self, class: Class) -> Result<(), Error> {
         self.together.set_class(class)
     }
 
-    /// Pins all its blocks where they are nearest, in the order of its keys; `None`, and nothing
-    /// stays pinned, where one is not there.
+    /// Pins all blocks of the group, each in the first tier that has it.
+    ///
+    /// Returns the pins in the order of the keys. If a block is missing, returns `None` and pins no
+    /// block.
     ///
     /// # Errors
+    ///
     /// [`Error::Closed`].
     pub fn pin(&self) -> Result<Option<Vec<Pin>>, Error> {
         let pins = self.verbs.pin(self.id, &self.keys(), true)?;

@@ -29,13 +29,13 @@ use crate::tier::{Apart, Stage};
 /// This process among those that ask what left; others have their numbers.
 const OWN_LISTENER: u64 = 0;
 
-/// Lets other processes use a depot of this one.
+/// A server that lets other processes use a depot of this process.
 pub trait Serves: Send + Sync {
-    /// Where they find it.
+    /// Returns the path of the socket.
     fn path(&self) -> &Path;
-    /// Takes no more of them, and waits at most `timeout` for what theirs are moving.
+    /// Rejects new clients and waits at most `timeout` for copies of the connected ones.
     fn retire(&self, timeout: Duration);
-    /// Ends. Stopping twice does nothing.
+    /// Stops the server. A second call does nothing.
     fn stop(&self);
 }
 
@@ -169,7 +169,7 @@ impl Local {
         if let Some(Holder { session, .. }) = other {
             tracing::error!(
                 session,
-                "reservations or pins of another depot were handed in"
+                "internal error: reservations or pins of another depot"
             );
         }
         other.is_none()
@@ -211,7 +211,7 @@ impl Local {
             tracing::warn!(
                 %bytes,
                 ?orphans,
-                "close_timeout passed before the write-back queue was empty"
+                "close_timeout expired; blocks in the write-back queue are lost"
             );
         }
         // What the threads still ask is for nobody.
@@ -300,7 +300,10 @@ impl Verbs for Local {
         if let Some(other) = holders.find(|holder| *holder != mine) {
             return Err(Error::input(
                 "reservations",
-                format!("one of session {:x}, seat {}", other.session, other.seat),
+                format!(
+                    "a reservation of session {:x}, seat {}",
+                    other.session, other.seat
+                ),
                 format!("reservations of this depot ({:x}, seat 0)", mine.session),
             ));
         }
@@ -459,7 +462,7 @@ impl Drop for Local {
 fn describe(core: &Core, config: &Config, without: Option<&str>) -> String {
     let by = match config.shares {
         1 => String::new(),
-        shares => format!(", by {shares}"),
+        shares => format!(", divided by {shares}"),
     };
     let arena = |tier: &Arena| {
         let size = size::show(tier.layout().capacity);
@@ -467,11 +470,11 @@ fn describe(core: &Core, config: &Config, without: Option<&str>) -> String {
             Some(path) if tier.is_a_share() => {
                 let path = path.display();
                 let name = tier.name();
-                format!("{name} {size} (20 % of the free disk{by}) at {path}")
+                format!("{name} {size} (20 % of the free disk space{by}) at {path}")
             }
             Some(path) => format!("{} {size} at {}", tier.name(), path.display()),
             None if config.cache.capacity.is_none() => {
-                format!("{} {size} (10 % of the memory allowed{by})", tier.name())
+                format!("{} {size} (10 % of the allowed memory{by})", tier.name())
             }
             None => format!("{} {size}", tier.name()),
         }
@@ -483,7 +486,7 @@ fn describe(core: &Core, config: &Config, without: Option<&str>) -> String {
     let tiers = each.collect::<Vec<_>>().join(" | ");
     match without {
         None => tiers,
-        Some(reason) => format!("{tiers} alone: {reason}"),
+        Some(reason) => format!("{tiers} only: {reason}"),
     }
 }
 

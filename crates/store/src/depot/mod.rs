@@ -29,40 +29,84 @@ use crate::pipeline::{Core, Drained};
 use crate::tier::NamespaceUsage;
 use crate::tier::{DAX, NVME};
 
-/// A pipeline of tiers, opened by this process or by another one of the host. Clones share it.
+/// A pipeline of tiers, opened by this process or by another process of the host.
+///
+/// Clones share the depot.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, Key, NamespaceSpec};
+/// use serde_json::json;
+///
+/// let dir = tempfile::tempdir()?;
+/// let settings = json!({
+///     "cache": {"capacity": "1MiB"},
+///     "dax": {"path": dir.path().join("arena.kvd"), "capacity": "16MiB"},
+/// });
+/// let config = Config::new("Cache|Dax", &settings)?;
+/// let depot = Depot::open(&config)?;
+/// assert_eq!(depot.tiers(), ["Cache", "Dax"]);
+///
+/// let blocks = depot.namespace(&NamespaceSpec {
+///     model: "llama-3-8b".into(),
+///     dtype: "bfloat16".into(),
+///     block_tokens: 16,
+///     ..NamespaceSpec::default()
+/// })?;
+/// let block = Buffer::from_vec(vec![7; 4096]);
+/// blocks.put(vec![Key([1; 32])], BlockBuffers::whole([block]))?.wait(None)?;
+/// assert!(depot.drain(Duration::from_secs(10)));
+/// depot.close();
+///
+/// // The arena keeps its blocks.
+/// let depot = Depot::open(&config)?;
+/// assert_eq!(depot.opening().blocks, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Depot {
     verbs: Arc<dyn Verbs>,
 }
 
 impl Depot {
-    /// Opens the tiers of a configuration, making what does not exist yet. When another process
-    /// owns the default arena, a pipeline with a `Cache` opens without its far tier, and warns.
+    /// Opens the tiers of a configuration and creates missing arenas.
+    ///
+    /// If another process owns the default arena, a pipeline with other tiers opens without it and
+    /// logs a warning.
     ///
     /// # Errors
-    /// [`Error::Config`] for what the configuration says, [`Error::Locked`] when another process
-    /// owns the arena, [`Error::Corrupt`] when the medium holds something else,
-    /// [`Error::Media`] for what the system refuses.
+    ///
+    /// * [`Error::Config`] for settings that cannot be used on this machine.
+    /// * [`Error::Locked`] if another process owns an arena.
+    /// * [`Error::Corrupt`] if a medium has other content than a valid arena.
+    /// * [`Error::Media`] if the system rejects a request.
     pub fn open(config: &Config) -> Result<Depot, Error> {
         Ok(Depot::start(config)?.keep())
     }
 
-    /// As [`Depot::open`], for callers that may not want it any more when it is open: what has
-    /// been made for it is there to stay only with [`Started::keep`]. Within [`interruptible`] it
-    /// waits for no other owner once a signal has come.
+    /// Opens a depot that a caller may discard again.
     ///
-    /// [`interruptible`]: crate::interruptible
+    /// [`Started::keep`] makes its arenas permanent; otherwise new ones are removed. Within
+    /// [`interruptible`](crate::interruptible), a signal ends the wait for another owner.
     ///
     /// # Errors
+    ///
     /// Those of [`Depot::open`], and [`Error::Interrupted`].
     pub fn start(config: &Config) -> Result<Started, Error> {
         Depot::start_serving(config, |_, _| Ok(None))
     }
 
-    /// As [`Depot::start`], with `serve` to let other processes in, before anybody can find it.
+    /// Opens a depot like [`Depot::start`] and calls `serve` to start a server.
+    ///
+    /// `serve` runs before other processes can find the depot. It returns `None` to start without a
+    /// server.
     ///
     /// # Errors
-    /// Those of [`Depot::start`], and of `serve`.
+    ///
+    /// Those of [`Depot::start`] and of `serve`.
     pub fn start_serving(
         config: &Config,
         serve: impl FnOnce(&Arc<Core>, &About) -> Result<Option<Box<dyn Serves>>, Error>,
@@ -71,23 +115,28 @@ impl Depot {
         Ok(Started(Depot { verbs }))
     }
 
-    /// A depot whose index is elsewhere.
+    /// Creates a depot whose index is in another process, which `verbs` calls.
     #[must_use]
     pub fn over(verbs: Arc<dyn Verbs>) -> Depot {
         Depot { verbs }
     }
 
-    /// Whether calls have somebody who answers: false in a client whose owner is gone, and until
-    /// it has found the next one.
+    /// Returns true if calls are answered.
+    ///
+    /// It is false in a client without a server, until the client has connected to the next one. It
+    /// is also false in a forked child.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.verbs.is_connected()
     }
 
-    /// A namespace by everything that must match for bytes to be reusable.
+    /// Returns the namespace of `spec`, and records its description in the tiers.
     ///
     /// # Errors
-    /// [`Error::Input`] when a required field is missing; [`Error::Closed`].
+    ///
+    /// * [`Error::Input`] if a required field of `spec` is missing, or its salt has no key in
+    ///   `mac_key_file`.
+    /// * [`Error::Closed`].
     pub fn namespace(&self, spec: &NamespaceSpec) -> Result<Namespace, Error> {
         let id = spec.id()?;
         let description = spec.describe();
@@ -96,23 +145,26 @@ impl Depot {
         Ok(self.namespace_by_id(id))
     }
 
-    /// A namespace by its digest, for tools that have read it from a medium.
+    /// Returns the namespace with the digest `id`, for tools that have read it from a medium.
     #[must_use]
     pub fn namespace_by_id(&self, id: NamespaceId) -> Namespace {
         Namespace::new(Arc::clone(&self.verbs), id)
     }
 
-    /// Whether another process has its index: calls then wait for that process.
+    /// Returns true if another process has the index. Calls then wait for that process.
     #[must_use]
     pub fn is_served(&self) -> bool {
         self.verbs.is_served()
     }
 
-    /// Makes the tiers present in this process, in a thread of its own: memory is allocated now
-    /// and not by the first calls. Of a file only what is in memory already is mapped.
+    /// Prefaults the tiers on a separate thread.
+    ///
+    /// Memory is allocated now instead of by the first calls. Of a file, only the pages that are
+    /// already in memory are mapped.
     ///
     /// # Errors
-    /// [`Error::Io`] when the thread cannot be started.
+    ///
+    /// [`Error::Io`] if the thread cannot be started.
     pub fn populate_aside(&self) -> Result<(), Error> {
         self.verbs.populate_aside()
     }
@@ -121,96 +173,110 @@ impl Depot {
         self.verbs.about()
     }
 
-    /// The tiers' names, near to far.
+    /// Returns the names of the tiers, first to last.
     #[must_use]
     pub fn tiers(&self) -> Vec<&str> {
         self.about().tiers.iter().map(String::as_str).collect()
     }
 
-    /// Position of the nearest tier that acknowledges puts.
+    /// Returns the position of the first tier that acknowledges puts.
     #[must_use]
     pub fn acknowledging(&self) -> usize {
         self.about().ack.unwrap_or(0)
     }
 
-    /// Where the lasting tier is, if there is one.
+    /// Returns the path of the first medium that survives the process, if there is one.
     #[must_use]
     pub fn path(&self) -> Option<PathBuf> {
         self.about().path.clone()
     }
 
-    /// One line for a log: the tiers, their sizes and where they are, and what was chosen for
-    /// this machine.
+    /// Returns a line for a log: tiers, their sizes and locations, and automatic choices.
     #[must_use]
     pub fn description(&self) -> &str {
         &self.about().description
     }
 
-    /// What opening found.
+    /// Returns the result of opening the arenas.
     #[must_use]
     pub fn opening(&self) -> Opening {
         self.about().opening
     }
 
-    /// Where other processes attach; `None` with `socket: off`.
+    /// Returns the socket on which other processes attach, or `None` with `socket: off`.
     #[must_use]
     pub fn socket(&self) -> Option<PathBuf> {
         self.verbs.socket()
     }
 
-    /// Counters and fill: the owner's, and in a client that has lost it those of an empty depot.
+    /// Returns counters and usage.
+    ///
+    /// In a client they are those of the server, or those of an empty depot if the server is lost.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.verbs.stats()
     }
 
-    /// The namespaces that have or had blocks in the last tier since it was opened, and those that
-    /// its directory describes.
+    /// Returns the namespaces of the depot with their usage.
+    ///
+    /// They are those that have or had blocks in the last in-process tier since it was opened,
+    /// those that its directory describes, and those of asynchronous tiers.
     ///
     /// # Errors
-    /// [`Error::Closed`]; [`Error::Media`] when the directory cannot be read.
+    ///
+    /// * [`Error::Closed`].
+    /// * [`Error::Media`] if the directory of an arena cannot be read.
+    /// * [`Error::Silent`] if an asynchronous tier does not respond.
     pub fn namespaces(&self) -> Result<Vec<NamespaceUsage>, Error> {
         self.verbs.namespaces()
     }
 
-    /// The blocks that have left the depot since the last call, by eviction, removal or rot. They
-    /// are noted from the first call on, at most the last `limit` of each device. A client that
-    /// has found another owner, or did not hear what the last call was answered, is told of an
-    /// overflow.
+    /// Returns the blocks that were removed from the depot since the last call.
+    ///
+    /// Removed blocks are evicted, deleted or corrupt ones. kvdepot records them from the first
+    /// call on, at most the last `limit` of each device. A client that has connected to another
+    /// server, or has lost the response to its last call, receives an overflow.
     ///
     /// # Errors
+    ///
     /// [`Error::Closed`].
     pub fn gone(&self, limit: usize) -> Result<Gone, Error> {
         self.verbs.gone(limit)
     }
 
-    /// The media of the `Dax` tier, in the order in which they were named.
+    /// Returns the media of the `Dax` and `Nvme` tiers, in the order in which they were configured.
     ///
     /// # Errors
+    ///
     /// [`Error::Closed`].
     pub fn devices(&self) -> Result<Vec<DeviceStats>, Error> {
         self.verbs.devices()
     }
 
-    /// Adds a device or file to the `Dax` tier, making a file that is missing, and serves at once
-    /// what it holds. Adding one again that is there changes nothing, but for one that was
-    /// drained: it takes writes again.
+    /// Adds a device or file to the first `Dax` or `Nvme` tier, and serves its content immediately.
+    ///
+    /// `capacity` is the size of the medium in bytes. A missing file is created. Adding a device
+    /// again changes nothing, except that a drained device accepts writes again.
     ///
     /// # Errors
-    /// [`Error::Input`] for a capacity that it does not have, or another name of a device that is
-    /// there; else as [`Depot::open`].
+    ///
+    /// * [`Error::Input`] if the device has another capacity, or is in the depot under another
+    ///   name.
+    /// * Those of [`Depot::open`].
     pub fn add_device(&self, path: &Path, capacity: Option<u64>) -> Result<Opening, Error> {
         self.verbs.add_device(path, capacity)
     }
 
-    /// Takes no more writes to a device and empties it, so that it can be removed. Its blocks can
-    /// be loaded at every moment, wherever they are. Waits up to `patience` for blocks that are
-    /// pinned or being written.
+    /// Stops writes to a device and empties it, so that it can be removed.
+    ///
+    /// Its blocks can be loaded at every moment. The call waits up to `patience` for blocks that
+    /// are pinned or being written.
     ///
     /// # Errors
-    /// [`Error::Busy`] when that was not enough: the device then takes writes again.
-    /// [`Error::Input`] for a path that is no device of this depot, or when no other is there to
-    /// take its blocks.
+    ///
+    /// * [`Error::Busy`] if `patience` was too short. The device then accepts writes again.
+    /// * [`Error::Input`] if `path` is not a device of the depot, or if no other device can take
+    ///   its blocks.
     pub fn drain_device(
         &self,
         path: &Path,
@@ -220,39 +286,46 @@ impl Depot {
         self.verbs.drain_device(path, to, patience)
     }
 
-    /// Lets a drained or empty device go: another depot can open it then. With `force` whatever
-    /// it holds is evicted first.
+    /// Removes a drained or empty device, so that another depot can open it.
+    ///
+    /// If `force` is true, its blocks are evicted first. The call then waits up to `patience` for
+    /// blocks that are pinned or being written.
     ///
     /// # Errors
-    /// [`Error::Input`] for one that holds blocks, or is the last; with `force`, [`Error::Busy`].
+    ///
+    /// * [`Error::Input`] if the device holds blocks, or is the last of its tier.
+    /// * [`Error::Busy`] if `force` is true and `patience` was too short.
     pub fn remove_device(&self, path: &Path, force: bool, patience: Duration) -> Result<(), Error> {
         self.verbs.remove_device(path, force, patience)
     }
 
-    /// Gives a device `capacity` bytes while it serves. Its record table stays as it is.
+    /// Grows a device to `capacity` bytes while it is in use. Its record table keeps its size.
     ///
     /// # Errors
-    /// [`Error::Input`] for less than it has, or more than its medium has.
+    ///
+    /// [`Error::Input`] if `capacity` is below the current one, or above the size of the medium.
     pub fn grow_device(&self, path: &Path, capacity: u64) -> Result<(), Error> {
         self.verbs.grow_device(path, capacity)
     }
 
-    /// Bytes admitted that the far tier has not got yet.
+    /// Returns the bytes that wait for write-back to lower tiers.
     #[must_use]
     pub fn pending_bytes(&self) -> u64 {
         self.stats().write_back_bytes
     }
 
-    /// Waits until the far tier has everything that was committed before; false at the time-out.
-    /// In a client false also without an owner, and once after blocks of this process were dropped
-    /// or lost with one.
+    /// Waits until the lower tiers have every block that was queued for write-back before.
+    ///
+    /// Returns false at the time-out. In a client it also returns false without a server, and once
+    /// after blocks of this process were dropped or lost.
     #[must_use]
     pub fn drain(&self, timeout: Duration) -> bool {
         self.verbs.drain(timeout)
     }
 
-    /// What the background thread would do next; false when there is nothing, or when another
-    /// process owns it.
+    /// Does the next step of the background thread.
+    ///
+    /// Returns false if there is no step, or if another process has the index.
     #[cfg(feature = "sim")]
     #[doc(hidden)]
     #[must_use]
@@ -260,7 +333,8 @@ impl Depot {
         self.verbs.step_background()
     }
 
-    /// The same of the thread that evicts ahead of need.
+    /// Does the next step of the thread that evicts in advance; returns like
+    /// [`Depot::step_background`].
     #[cfg(feature = "sim")]
     #[doc(hidden)]
     #[must_use]
@@ -268,45 +342,54 @@ impl Depot {
         self.verbs.step_evictor()
     }
 
-    /// Refuses new calls, waits for those under way, drains the write-back queue as long as
-    /// `close_timeout` allows, lets its memory go and the next owner in, also where namespaces of
-    /// it are kept. Correctness never depends on it. Whoever closes it again waits for the first.
+    /// Closes the depot.
+    ///
+    /// The call rejects new calls and waits for those in progress. It then writes back queued
+    /// blocks for at most `close_timeout`, and releases memory and arenas, even if a [`Namespace`]
+    /// still exists. A second close waits for the first one. Correctness does not depend on a
+    /// close.
     pub fn close(&self) {
         self.verbs.close()
     }
 }
 
 impl Config {
-    /// Refuses what [`Depot::open`] would refuse of this configuration on this machine, as it is
-    /// now, and makes nothing. What another process owns is not looked into.
+    /// Checks whether [`Depot::open`] would succeed on this machine now, without creating anything.
+    ///
+    /// Arenas of other processes are not examined.
     ///
     /// # Errors
-    /// Those of [`Depot::open`], but for [`Error::Locked`].
+    ///
+    /// Those of [`Depot::open`] except [`Error::Locked`].
     pub fn check(&self) -> Result<(), Error> {
         self.copier()?;
         Opened::check(self)
     }
 
-    /// Where the arena of the `Dax` tier lies: `dax.path`, or the default for the instance.
+    /// Returns the path of the `Dax` arena: `dax.path`, or the default of the instance.
     ///
     /// # Errors
-    /// [`Error::Host`] when the user has no cache directory, or not alone.
+    ///
+    /// [`Error::Config`] if the path is missing and the user has no private cache directory.
     pub fn arena_path(&self) -> Result<PathBuf, Error> {
         self.path_of(DAX)
     }
 
-    /// Where the arena of the `Nvme` tier lies: `nvme.path`, or the default for the instance.
+    /// Returns the path of the `Nvme` arena: `nvme.path`, or the default of the instance.
     ///
     /// # Errors
-    /// As [`Config::arena_path`].
+    ///
+    /// Those of [`Config::arena_path`].
     pub fn nvme_path(&self) -> Result<PathBuf, Error> {
         self.path_of(NVME)
     }
 
-    /// Bytes that a new arena would get: `dax.capacity`, or 20 % of the free disk divided by
-    /// `shares`, at most 64 GiB.
+    /// Returns the size of a new `Dax` arena in bytes.
+    ///
+    /// It is `dax.capacity`, or 20 % of the free disk divided by `shares`, at most 64 GiB.
     ///
     /// # Errors
+    ///
     /// Those of [`Config::arena_path`].
     pub fn arena_capacity(&self) -> Result<u64, Error> {
         match self.dax.capacity {
@@ -315,11 +398,14 @@ impl Config {
         }
     }
 
-    /// Bytes of the `Cache` tier: `cache.capacity`, or 10 % of the memory that the control group
-    /// allows divided by `shares`, at most 8 GiB, in whole MiB.
+    /// Returns the size of the `Cache` tier in bytes.
+    ///
+    /// It is `cache.capacity`, or 10 % of the memory that the control group allows, divided by
+    /// `shares`, at most 8 GiB, in whole MiB.
     ///
     /// # Errors
-    /// [`Error::Host`] when `/proc` cannot be read.
+    ///
+    /// [`Error::Host`] if `/proc` cannot be read.
     pub fn cache_capacity(&self) -> Result<u64, Error> {
         match self.cache.capacity {
             Some(capacity) => Ok(capacity),

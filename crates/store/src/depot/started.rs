@@ -2,13 +2,15 @@
 
 use super::Depot;
 
-/// A depot that has just been opened. Dropped instead of kept it is closed, and what was made for
-/// it goes with it, as after a start that failed: nobody finds an arena that was never used.
+/// A depot that has just been opened.
+///
+/// Dropping the value closes the depot and removes new arenas, as after a failed start. So no
+/// unused arena remains.
 #[must_use = "what was made for it is removed again unless it is kept"]
 pub struct Started(pub(super) Depot);
 
 impl Started {
-    /// The depot. What was made for it stays, whatever happens.
+    /// Returns the depot, and makes its arenas permanent.
     #[must_use]
     pub fn keep(self) -> Depot {
         self.0.verbs.keep();

@@ -1,4 +1,6 @@
-//! Options: what declares one also reads its value and writes its page.
+//! Options of a configuration: their declarations and the parsed settings of a section.
+//!
+//! A declaration validates the value of an option and generates its entry in the reference page.
 
 mod spec;
 mod value;

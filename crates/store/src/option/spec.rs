@@ -1,45 +1,45 @@
 //! Options, as they are declared.
 
-/// What an option's value must look like.
+/// Type of an option's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
-    /// A size in bytes, units allowed.
+    /// A size in bytes, with or without a unit.
     Size,
-    /// A duration, units allowed.
+    /// A duration, with or without a unit.
     Duration,
-    /// A whole number from 1.
+    /// A whole number, at least 1.
     Count,
     /// `true` or `false`.
     Flag,
-    /// A path or a name.
+    /// A text that is not empty, for example a path or a name.
     Text,
     /// Permission bits: a text of octal digits.
     Mode,
     /// One of these words.
     Choice(&'static [&'static str]),
-    /// Several media, each with its path and its capacity.
+    /// A list of media, each with its path and its capacity.
     Devices,
 }
 
-/// One option of the configuration.
+/// Declaration of one option.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct OptionSpec {
-    /// The tier's section, empty for the depot's own options.
+    /// Section of the tier; empty for options of the depot.
     pub section: &'static str,
-    /// Its name inside the section.
+    /// Name of the option in its section.
     pub name: &'static str,
-    /// What it accepts.
+    /// Type of the value.
     pub kind: Kind,
-    /// What holds when it is absent, in words.
+    /// Description of the default.
     pub default: &'static str,
-    /// What it does.
+    /// Description of the option, for the reference page.
     pub help: &'static str,
 }
 
 impl OptionSpec {
-    /// Declares one.
+    /// Declares an option.
     #[must_use]
     pub const fn new(
         section: &'static str,

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::spec::Kind;
 
 /// What permission bits may be, for messages. As a number they would be read as a decimal one.
-const MODE_HELP: &str = "permission bits in octal and in quotes, from \"0600\" to \"0777\"";
+const MODE_HELP: &str = "permission bits in octal and in quotes, \"0600\" to \"0777\"";
 
 pub(crate) fn expand_home(path: &str) -> PathBuf {
     match (path.strip_prefix("~/"), std::env::var_os("HOME")) {
@@ -55,7 +55,7 @@ impl Parsed {
             },
             Kind::Count => match text.parse() {
                 Ok(count) if count > 0 => parsed.number = count,
-                _ => return refuse("a whole number from 1"),
+                _ => return refuse("a whole number, 1 or more"),
             },
             Kind::Flag => match value {
                 Value::Bool(flag) => parsed.flag = *flag,
@@ -63,7 +63,7 @@ impl Parsed {
             },
             Kind::Text => match value {
                 Value::String(text) if !text.is_empty() => parsed.text.clone_from(text),
-                _ => return refuse("a text that is not empty"),
+                _ => return refuse("text of at least one character"),
             },
             Kind::Mode => {
                 let text = value.as_str().unwrap_or_default();
@@ -90,7 +90,7 @@ impl Parsed {
     }
 }
 
-/// The settings of a tier's section, as its options read them.
+/// Settings of one tier's section, parsed by the types of its options.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Section(BTreeMap<&'static str, Parsed>);
 
@@ -99,31 +99,31 @@ impl Section {
         self.0.insert(name, parsed);
     }
 
-    /// A size, or a whole number.
+    /// Returns the option `name` as a size in bytes or a whole number, or `None` if it is not set.
     #[must_use]
     pub fn number(&self, name: &str) -> Option<u64> {
         self.0.get(name).map(|parsed| parsed.number)
     }
 
-    /// A duration.
+    /// Returns the option `name` as a duration, or `None` if it is not set.
     #[must_use]
     pub fn duration(&self, name: &str) -> Option<Duration> {
         self.0.get(name).map(|parsed| parsed.duration)
     }
 
-    /// `true` or `false`.
+    /// Returns the option `name` as `true` or `false`, or `None` if it is not set.
     #[must_use]
     pub fn flag(&self, name: &str) -> Option<bool> {
         self.0.get(name).map(|parsed| parsed.flag)
     }
 
-    /// A text, or one of the words of a choice.
+    /// Returns the option `name` as a text or the word of a choice, or `None` if it is not set.
     #[must_use]
     pub fn text(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(|parsed| parsed.text.as_str())
     }
 
-    /// A path, from the root on.
+    /// Returns the option `name` as an absolute path, or `None` if it is not set.
     #[must_use]
     pub fn path(&self, name: &str) -> Option<PathBuf> {
         self.text(name).map(absolute)

@@ -21,11 +21,14 @@ struct Lookup {
 }
 
 impl Core {
-    /// Asks which blocks are stored in some tier: `Done` for those that are, as soon as that is
-    /// known, and `Miss` for the others at the end. Where the tiers of arenas have all, or there is
-    /// no other, the task is done at once.
+    /// Looks up which blocks are stored in some tier, without waiting for asynchronous tiers.
+    ///
+    /// A stored block receives the outcome `Done` as soon as it is found; the others receive `Miss`
+    /// at the end. If the in-process tiers have all blocks, or there is no other tier, the task is
+    /// done immediately.
     ///
     /// # Errors
+    ///
     /// [`Error::Closed`].
     pub fn lookup(
         self: &Arc<Core>,

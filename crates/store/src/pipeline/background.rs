@@ -56,7 +56,7 @@ impl Background {
                 let core_ = Arc::clone(core);
                 let spawned = cpu::spawn("kvdepot-backgnd", move || core_.run(at));
                 let spawned = spawned.map_err(|source| Error::Io {
-                    path: "thread".into(),
+                    path: "cannot start a thread".into(),
                     source,
                 });
                 let thread = spawned.inspect_err(|_| background.stop(core))?;
@@ -71,7 +71,7 @@ impl Background {
         let left = core.ledger.stop();
         for thread in self.threads.lock().drain(..) {
             if thread.join().is_err() {
-                tracing::error!("a write-back thread panicked");
+                tracing::error!("internal error: write-back thread panicked");
             }
         }
         for (tier, place) in left {
@@ -175,7 +175,7 @@ impl Core {
                 Replica::Failed => Outcome::Dropped,
                 Replica::Corrupt => {
                     tracing::warn!(key = %place.identity.key, tier = near.name(),
-                        "a block did not verify on its way to the far tier");
+                        "checksum mismatch during write-back; block removed");
                     corrupt.push(*place);
                     continue;
                 }

@@ -9,36 +9,38 @@ use kvdepot_arena::verdict::Moved;
 use crate::buffers::BlockBuffers;
 use crate::tier::{Apart, Outside};
 
-/// The memory of a call.
+/// Memory that a call reads or fills.
 #[expect(
     clippy::exhaustive_enums,
     reason = "whoever asks has an answer for each"
 )]
 pub enum Caller {
-    /// This process's.
+    /// Memory of this process.
     Here(BlockBuffers),
-    /// Another process's.
+    /// Memory of another process.
     There {
-        /// Payload bytes of each key.
+        /// Payload length of each key, in bytes.
         lens: Vec<u64>,
-        /// What moves its bytes.
+        /// Copy threads of the client.
         lanes: Arc<dyn Lanes>,
-        /// Of the client, in the roster.
+        /// Number of the client.
         seat: u64,
     },
 }
 
-/// Another process's lanes.
+/// Copy threads of another process.
 pub trait Lanes: Send + Sync {
-    /// Asks them to move blocks. `done` is called once, with a result for each block, when nobody
-    /// there touches the places any more: not before, whatever has become of the connection.
+    /// Requests the copies of `blocks`.
+    ///
+    /// `done` is called once, with a result per block, when that process no longer uses the
+    /// locations. If the connection breaks, the call of `done` also waits for that.
     fn move_blocks(&self, blocks: &[Errand], done: MovesDone);
 }
 
-/// A block that other lanes are to move: its index in the call, and where it lies.
+/// A block for other copy threads: its index in the call, and its location.
 pub type Errand = (usize, Place, Option<Outside>);
 
-/// What follows when all moves of a request have stopped.
+/// Callback for the end of all copies of a request.
 pub type MovesDone = Box<dyn FnOnce(&[Moved]) + Send>;
 
 impl Caller {

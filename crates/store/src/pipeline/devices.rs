@@ -12,7 +12,11 @@ use crate::placement::MEDIA_MAX;
 use crate::tier::{Arenas, Sort, Stage};
 
 impl Core {
-    /// As [`Depot::devices`](crate::Depot::devices).
+    /// Returns the media of the depot, like [`Depot::devices`](crate::Depot::devices).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Depot::devices`](crate::Depot::devices).
     pub fn devices(&self) -> Result<Vec<DeviceStats>, Error> {
         let _pass = self.gate.enter()?;
         let media = self.media();
@@ -22,12 +26,16 @@ impl Core {
             .collect())
     }
 
-    /// As [`Depot::add_device`](crate::Depot::add_device).
+    /// Adds a device, like [`Depot::add_device`](crate::Depot::add_device).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Depot::add_device`](crate::Depot::add_device).
     pub fn add_device(&self, path: &Path, capacity: Option<u64>) -> Result<Opening, Error> {
         let core = self;
         let _pass = core.gate.enter()?;
         if core.media().len() >= MEDIA_MAX {
-            let allowed = format!("at most {MEDIA_MAX} media in a depot: remove one first");
+            let allowed = format!("at most {MEDIA_MAX} media in a depot; remove one first");
             return Err(Error::input("path", path.display(), allowed));
         }
         let (sort, _, tier) = self.first_of_devices()?;
@@ -49,7 +57,11 @@ impl Core {
         Ok(opening)
     }
 
-    /// As [`Depot::drain_device`](crate::Depot::drain_device).
+    /// Empties a device, like [`Depot::drain_device`](crate::Depot::drain_device).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Depot::drain_device`](crate::Depot::drain_device).
     pub fn drain_device(
         &self,
         path: &Path,
@@ -60,18 +72,24 @@ impl Core {
         drop(self.gate.enter()?);
         let (index, tier, arena) = self.device(path)?;
         if to == DrainTo::Others && !tier.has_beside(&arena) {
-            let allowed = "\"nowhere\" where no other device takes writes: its blocks are evicted";
+            let allowed = "\"nowhere\" only, because no other device of the tier accepts writes; \
+                           its blocks are then evicted";
             return Err(Error::input("to", "\"others\"", allowed));
         }
         self.clear_out(index, &arena, to == DrainTo::Others, patience)
     }
 
-    /// As [`Depot::remove_device`](crate::Depot::remove_device).
+    /// Removes a device, like [`Depot::remove_device`](crate::Depot::remove_device).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Depot::remove_device`](crate::Depot::remove_device).
     pub fn remove_device(&self, path: &Path, force: bool, patience: Duration) -> Result<(), Error> {
         drop(self.gate.enter()?);
         let (index, tier, arena) = self.device(path)?;
         if tier.arenas().len() == 1 {
-            let allowed = "a device beside others: a tier keeps one (add another first)";
+            let allowed = "a device of a tier with several devices; add another one before you \
+                           remove the last";
             return Err(Error::input("path", path.display(), allowed));
         }
         if force {
@@ -79,7 +97,7 @@ impl Core {
         }
         let _pass = self.gate.enter()?;
         if !tier.take_out(&arena) {
-            let allowed = "a drained or empty device (drain_device empties it; or force)";
+            let allowed = "a drained or empty device; call drain_device first, or use force";
             return Err(Error::input("path", path.display(), allowed));
         }
         self.on_removal
@@ -90,7 +108,11 @@ impl Core {
         Ok(())
     }
 
-    /// As [`Depot::grow_device`](crate::Depot::grow_device).
+    /// Grows a device, like [`Depot::grow_device`](crate::Depot::grow_device).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Depot::grow_device`](crate::Depot::grow_device).
     pub fn grow_device(&self, path: &Path, capacity: u64) -> Result<(), Error> {
         let _pass = self.gate.enter()?;
         let (_, tier, arena) = self.device(path)?;
@@ -107,7 +129,7 @@ impl Core {
         });
         found.ok_or_else(|| {
             let tiers: Vec<&str> = self.tiers.iter().map(Stage::name).collect();
-            let allowed = "one with a Dax tier or an Nvme tier, which alone have devices";
+            let allowed = "a pipeline with a Dax or Nvme tier";
             Error::input("pipeline", tiers.join("|"), allowed)
         })
     }
@@ -122,7 +144,7 @@ impl Core {
                 let media = self.media();
                 let known = media.iter().filter_map(|arena| arena.path());
                 let known: Vec<String> = known.map(|path| path.display().to_string()).collect();
-                let allowed = format!("a device of this depot: {}", known.join(", "));
+                let allowed = format!("one of the devices of this depot: {}", known.join(", "));
                 Err(Error::input("path", path.display(), allowed))
             }
         }

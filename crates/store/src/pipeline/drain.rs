@@ -25,15 +25,15 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// did not see it: somebody who pins and unpins might otherwise keep a drain for ever.
 const LATE_PASSES: u32 = 8;
 
-/// What a drain has done with a device's blocks.
+/// Result of draining a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Drained {
-    /// Blocks that other devices have now.
+    /// Number of blocks moved to other devices.
     pub moved_blocks: u64,
-    /// Bytes of their payload.
+    /// Payload of the moved blocks, in bytes.
     pub moved_bytes: u64,
-    /// Blocks that had to go.
+    /// Number of blocks evicted.
     pub evicted_blocks: u64,
 }
 

@@ -58,7 +58,7 @@ impl Evictor {
         let core = Arc::clone(core);
         let spawned = cpu::spawn("kvdepot-evict", move || core.evict_when_asked());
         let thread = spawned.map_err(|source| Error::Io {
-            path: "thread".into(),
+            path: "cannot start a thread".into(),
             source,
         })?;
         Ok(Evictor {
@@ -73,7 +73,7 @@ impl Evictor {
         if let Some(thread) = self.thread.lock().take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread that evicts panicked");
+            tracing::error!("internal error: eviction thread panicked");
         }
     }
 }

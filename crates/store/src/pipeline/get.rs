@@ -24,14 +24,16 @@ use crate::task::{Outcome, Task};
 use crate::tier::{Answer, Permits, Stage};
 pub use plan::plan;
 
-/// How blocks are brought back.
+/// Options of a get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GetOptions {
-    /// Through the staging slab, for memory that plain copies are slow into.
+    /// True to copy through the staging buffer, for memory into which direct copies are slow.
     pub staged: bool,
-    /// Only the consecutive hits from the first key: the others end as misses, and their buffers
-    /// are not touched. A block that its buffer does not fit ends the hits like a miss.
+    /// True to stop at the first key that is not a hit.
+    ///
+    /// The outcome of the later keys is `Miss`, and their buffers stay unchanged. A buffer of the
+    /// wrong length ends the hits like a miss.
     pub prefix: bool,
 }
 
@@ -75,7 +77,7 @@ impl Core {
         Ok(task)
     }
 
-    /// Starts a get whose bytes are moved to where `caller` says.
+    /// Starts a get into the memory of `caller`. The outcomes are recorded in `task`.
     pub fn start_get(
         self: &Arc<Core>,
         pass: Pass,

@@ -9,8 +9,9 @@ use parking_lot::Mutex;
 use super::Core;
 use crate::tier::Stage;
 
-/// Blocks of a namespace that every tier keeps and evicts as one, each by itself. Dropped, they are
-/// a group no more.
+/// Blocks of a namespace that every tier keeps and evicts together.
+///
+/// Each tier does so separately. Dropping the value ends the group.
 #[must_use = "dropped, it is a group no more"]
 pub struct Grouped {
     core: Arc<Core>,
@@ -24,8 +25,13 @@ pub struct Grouped {
 }
 
 impl Core {
-    /// Has every tier keep and evict these blocks as one: those that are there, and those that
-    /// come.
+    /// Declares a group: every tier keeps and evicts these blocks together.
+    ///
+    /// The blocks may be stored already, or later.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Closed`].
     pub fn group(
         self: &Arc<Core>,
         id: NamespaceId,
@@ -48,6 +54,10 @@ impl Core {
 
 impl Grouped {
     /// Adds blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Closed`].
     pub fn add(&self, keys: &[Key]) -> Result<(), Error> {
         let _pass = self.core.gate.enter()?;
         let class = self.class.lock();
@@ -58,7 +68,11 @@ impl Grouped {
         Ok(())
     }
 
-    /// Gives its blocks another class.
+    /// Sets the eviction class of the blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Closed`].
     pub fn set_class(&self, class: Class) -> Result<(), Error> {
         let _pass = self.core.gate.enter()?;
         let mut known = self.class.lock();

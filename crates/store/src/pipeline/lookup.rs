@@ -19,7 +19,11 @@ impl Core {
         self.ledger.is_taken() || self.arenas().any(|(_, tier)| tier.is_busy())
     }
 
-    /// Whether each key's block is stored in some tier.
+    /// Returns for each key whether its block is stored in some tier.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Closed`].
     pub fn contains(self: &Arc<Core>, id: NamespaceId, keys: &[Key]) -> Result<Vec<bool>, Error> {
         let pass = self.gate.enter()?;
         self.asked(id, keys);
@@ -48,7 +52,11 @@ impl Core {
         found
     }
 
-    /// How many of the first keys are stored without a gap.
+    /// Returns the number of consecutive keys, from the first, whose blocks are stored.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Closed`].
     pub fn prefix(self: &Arc<Core>, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
         let pass = self.gate.enter()?;
         self.asked(id, keys);
@@ -86,7 +94,13 @@ impl Core {
         }
     }
 
-    /// The nearest tier that has each key's block. Who looks like this wants no block of them.
+    /// Returns for each key the position of the first tier that has its block.
+    ///
+    /// The call does not count as a use of the blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Closed`].
     pub fn nearest(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<Option<usize>>, Error> {
         let _pass = self.gate.enter()?;
         let mut nearest = vec![None; keys.len()];
@@ -110,7 +124,14 @@ impl Core {
         Ok(nearest)
     }
 
-    /// Removes blocks from every tier; how many were in one.
+    /// Removes blocks from every tier.
+    ///
+    /// Returns the number of keys that were stored in at least one tier.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::Closed`].
+    /// * [`Error::Silent`] if an asynchronous tier does not respond: it may still have the blocks.
     pub fn remove(self: &Arc<Core>, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
         let _pass = self.gate.enter()?;
         self.forget(id, keys);
@@ -135,7 +156,13 @@ impl Core {
         Ok(found.into_iter().filter(|found| *found).count())
     }
 
-    /// Removes every block of a namespace from every tier; how many were in one.
+    /// Removes every block of a namespace from every tier.
+    ///
+    /// Returns the number of blocks that were stored in at least one tier.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Core::remove`].
     pub fn clear(&self, id: NamespaceId) -> Result<usize, Error> {
         let _pass = self.gate.enter()?;
         self.forget_all();
@@ -159,10 +186,13 @@ impl Core {
         Ok(cleared.saturating_sub(doubles))
     }
 
-    /// Notes on the media what a namespace is, and has its key at hand where there are keys.
+    /// Records the description of a namespace in the tiers, and derives its key if the depot has
+    /// keys.
     ///
     /// # Errors
-    /// [`Error::Input`] where its salt has none; [`Error::Closed`].
+    ///
+    /// * [`Error::Input`] if the salt has no key.
+    /// * [`Error::Closed`].
     pub fn describe(
         &self,
         id: NamespaceId,
@@ -182,7 +212,7 @@ impl Core {
         Ok(())
     }
 
-    /// Counters and fill.
+    /// Returns counters and usage.
     pub fn stats(&self) -> Stats {
         if self.gate.forked() {
             // Another thread of the parent may have held a lock for ever, as seen from here.
@@ -190,7 +220,7 @@ impl Core {
         }
         let mut tiers: Vec<TierStats> = self.tiers.iter().map(Stage::stats).collect();
         for (into, edge) in tiers.iter_mut().skip(1).zip(&self.edges) {
-            into.declined = edge.declined();
+            into.write_back_deferred_blocks = edge.declined();
         }
         let media = self.media();
         let devices = media.iter().filter_map(|arena| DeviceStats::of(arena));
@@ -226,8 +256,15 @@ impl Core {
         Ok(pins)
     }
 
-    /// Pins blocks for a client, which reads part tables itself: tiers and places. Those on other
-    /// hosts too where it goes `through_doors`.
+    /// Pins blocks for a client, which reads part tables itself.
+    ///
+    /// Returns the tier and the place of each block, or `None` for a miss. If `prefix` is true,
+    /// blocks after the first miss are not pinned. `seat` is the number of the client. If
+    /// `through_doors` is true, it can also read blocks on other hosts, and those are pinned too.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Closed`].
     pub fn pin_places(
         self: &Arc<Core>,
         id: NamespaceId,
@@ -254,8 +291,16 @@ impl Core {
         }
     }
 
-    /// Reserves room for blocks with parts of these lengths. With [`NoRoom::Stop`] the answer ends
-    /// before the first block that finds none.
+    /// Reserves space for blocks with parts of these lengths.
+    ///
+    /// `after` is the previous block of the prompt. With [`NoRoom::Stop`] the result ends before
+    /// the first block that finds no space.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::Full`] with [`NoRoom::Fail`].
+    /// * [`Error::Input`] for wrong arguments.
+    /// * [`Error::Closed`].
     pub fn reserve(
         self: &Arc<Core>,
         holder: Holder,

@@ -68,7 +68,7 @@ use crate::metrics::{Metrics, Op};
 use crate::task::{Mirror, Task};
 use crate::tier::{Apart, Arenas, Directory, DoorKey, Outside, Stage};
 
-/// What all calls of a depot share.
+/// Index, tiers and threads of a depot in this process; all of its calls share them.
 pub struct Core {
     /// Near to far.
     pub(crate) tiers: Vec<Stage>,
@@ -87,7 +87,7 @@ pub struct Core {
     pub(crate) awaited: Awaited,
     /// Of the thread that evicts ahead of need.
     pub(crate) bell: Bell,
-    /// Calls go in here, and closing waits for them.
+    /// Gate that each call passes; closing waits for the calls inside.
     pub gate: Arc<Gate>,
     pub(crate) metrics: Metrics,
     pub(crate) overload: Overload,
@@ -107,7 +107,7 @@ pub struct Core {
     pub(crate) config: Config,
     /// Where other processes attach, once somebody listens there.
     pub(crate) socket: OnceLock<PathBuf>,
-    /// Told the number of each medium that was removed, once somebody wants to know.
+    /// Callback with the number of each medium that was removed, if it is set.
     pub on_removal: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
 }
 
@@ -124,7 +124,7 @@ impl Core {
         len > self.tiers[tier].block_max().min(depth)
     }
 
-    /// The task of a call.
+    /// Creates the task of a call for `keys` keys, and counts the call.
     pub fn begin(&self, op: Op, keys: usize, caller: &Caller, mirror: Option<Mirror>) -> Task {
         let bytes = (0..keys).map(|index| caller.bytes(index)).sum();
         self.metrics.begin(op, keys as u64, bytes);
@@ -153,38 +153,48 @@ impl Core {
         self.edges.iter().map(|edge| edge.budget.bytes()).sum()
     }
 
-    /// Waits until the far tier has everything that was committed before; false at the time-out.
+    /// Waits until the lower tiers have every block that was queued for write-back before.
+    ///
+    /// Returns false at the time-out.
     pub fn drain(&self, timeout: Duration) -> bool {
         self.ledger.drain(timeout)
     }
 
-    /// The name of the tier at a position.
+    /// Returns the name of the tier at position `tier`.
+    ///
+    /// # Panics
+    ///
+    /// If `tier` is not a position in the pipeline.
     pub fn tier_name(&self, tier: usize) -> &'static str {
         self.tiers[tier].name()
     }
 
-    /// The media that there are now, near to far. Placements name each by [`Arena::number`]:
-    /// numbers rise in the order of appearance, none is used twice, and one that has grown keeps
-    /// its own.
+    /// Returns the current media, first tier to last.
+    ///
+    /// Placements contain the number of a medium ([`Arena::number`]). Numbers rise in the order in
+    /// which media are added, and each is used once. A medium that has grown keeps its number.
     pub fn media(&self) -> Vec<Arc<Arena>> {
         self.arenas().flat_map(|(_, tier)| tier.arenas()).collect()
     }
 
-    /// The directories of those tiers apart whose blocks other processes' lanes reach, with the
-    /// numbers by which placements name them.
+    /// Returns the directories of asynchronous tiers whose blocks other processes can copy.
+    ///
+    /// Placements contain the number that is returned with each.
     pub fn directories(&self) -> Vec<(u32, Directory)> {
         let apart = self.tiers.iter().filter_map(Stage::apart);
         apart.filter_map(Apart::directory).collect()
     }
 
-    /// What processes of this user need to reach blocks of tiers apart on other hosts, with the
-    /// numbers by which placements name those.
+    /// Returns the keys with which processes of this user read blocks of asynchronous tiers on
+    /// other hosts.
+    ///
+    /// Placements contain the number that is returned with each.
     pub fn doors(&self) -> Vec<(u32, DoorKey)> {
         let apart = self.tiers.iter().filter_map(Stage::apart);
         apart.filter_map(Apart::door).collect()
     }
 
-    /// Arenas of this process in which tiers apart have blocks.
+    /// Returns the arenas of this process in which asynchronous tiers have blocks.
     pub fn arenas_apart(&self) -> Vec<Arc<Arena>> {
         let apart = self.tiers.iter().filter_map(Stage::apart);
         apart
@@ -192,7 +202,9 @@ impl Core {
             .collect()
     }
 
-    /// Where a block lies that is pinned or reserved in a tier, where that is in no medium.
+    /// Returns the location of a pinned or reserved block outside of all media, if it has one.
+    ///
+    /// `tier` is the position of the tier, and `place` the pinned or reserved block.
     pub fn outside_at(&self, tier: usize, place: &Place) -> Option<Outside> {
         let apart = self.tiers.get(tier)?.apart()?;
         apart.tier().ends().outside(place)

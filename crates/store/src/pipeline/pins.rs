@@ -12,24 +12,24 @@ use super::turns::{in_row, steps};
 use crate::placement::{self, Holder};
 use crate::tier::{Answer, Apart, Outside, Stage};
 
-/// A published block that stays where it is until it is unpinned.
+/// A published block that stays in place until it is unpinned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a pin that nobody ends keeps its block for ever"]
 pub struct Pin {
-    /// Where it is, near to far.
+    /// Position of its tier in the pipeline.
     pub tier: usize,
     pub(crate) tier_name: &'static str,
-    /// Where its bytes are.
+    /// Location of its bytes.
     pub place: Place,
     pub(crate) parts: Parts,
     /// Where they lie, where that is in no medium.
     pub(crate) outside: Option<Outside>,
-    /// Whose it is.
+    /// Holder of the pin.
     pub holder: Holder,
 }
 
 impl Pin {
-    /// The pin of a block in the tier at `tier`, in its owner's depot.
+    /// Creates the pin of a block in a tier of a server, given by position and name.
     pub fn new(holder: Holder, tier: (usize, &'static str), place: Place, parts: Parts) -> Pin {
         let (tier, tier_name) = tier;
         Pin {
@@ -42,30 +42,32 @@ impl Pin {
         }
     }
 
-    /// The pin of a block that lies in no medium, if it does not.
+    /// Returns the pin with the location of a block outside of all media.
     pub fn outside(self, outside: Option<Outside>) -> Pin {
         Pin { outside, ..self }
     }
 
-    /// Where the bytes are, for a mover: opaque, and valid while the pin is.
+    /// Returns the location of the bytes for a worker.
+    ///
+    /// It is opaque, and valid as long as the pin.
     #[must_use]
     pub fn placement(&self) -> Vec<u8> {
         placement::encode(self.holder, &self.place, &self.parts, self.outside.as_ref())
     }
 
-    /// The name of the tier that has the block.
+    /// Returns the name of the tier that has the block.
     #[must_use]
     pub fn tier(&self) -> &'static str {
         self.tier_name
     }
 
-    /// The block's key.
+    /// Returns the key of the block.
     #[must_use]
     pub fn key(&self) -> Key {
         self.place.identity.key
     }
 
-    /// Payload bytes, without a part table.
+    /// Returns the payload length without a part table, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.len).sum()
@@ -127,7 +129,11 @@ impl Core {
         Ok(pins)
     }
 
-    /// Returns the payload bytes of each block that a tier has which acknowledges puts.
+    /// Returns for each key the payload bytes of its block in a tier that acknowledges puts.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Closed`].
     pub fn acknowledged(
         self: &Arc<Core>,
         namespace: NamespaceId,
@@ -180,7 +186,9 @@ impl Core {
         Ok(lens)
     }
 
-    /// Ends pins. `served` blocks of a far tier are promoted: their bytes have just been read.
+    /// Releases pins.
+    ///
+    /// If `served` is true, their bytes were read: blocks of lower tiers are promoted.
     pub fn unpin(&self, pins: &[Pin], served: bool) {
         if self.gate.forked() {
             return;
@@ -221,13 +229,14 @@ impl Core {
         places.into_iter().partition(|place| apart.was_read(place))
     }
 
-    /// Ends a pin that nobody has heard of.
+    /// Releases a pin that did not reach its client.
     pub fn let_go(&self, tier: usize, place: Place) {
         self.tiers[tier].unpin([place].iter());
     }
 
-    /// Unpublishes blocks that a mover found not to verify, in the tiers where they are pinned; how
-    /// many. Waits for the answers.
+    /// Unpublishes blocks that a worker found corrupt, each in the tier where it is pinned.
+    ///
+    /// Waits for the tiers and returns the number of blocks.
     pub fn discard(&self, pins: &[Pin]) -> usize {
         // Once closed the medium may have another owner.
         let Ok(_pass) = self.gate.enter() else {
@@ -305,7 +314,8 @@ fn open(from: &Stage, pinned: Vec<(usize, Place)>, mut each: impl FnMut(usize, P
             Ok(Some(parts)) => each(index, place, Parts::from(parts)),
             Ok(None) => corrupt.push(place),
             Err(error) => {
-                tracing::warn!(%error, key = %place.identity.key, "a part table cannot be read");
+                tracing::warn!(%error, key = %place.identity.key, "cannot read the part table \
+                                                                   of a block");
                 unread.push(place);
             }
         }

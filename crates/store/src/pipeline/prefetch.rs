@@ -17,8 +17,13 @@ use crate::journal::Journal;
 use crate::task::{Mirror, Outcome, Task};
 
 impl Core {
-    /// Brings the consecutive hits from the first key into the near tier, in the background. They
-    /// count as awaited by the client of that `seat` until they are read (`pipeline/awaited.rs`).
+    /// Promotes the consecutive hits from the first key to the first tier, in the background.
+    ///
+    /// Until they are read, the blocks count as prefetched by the client with number `seat`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Closed`].
     pub fn prefetch(
         self: &Arc<Core>,
         seat: u64,

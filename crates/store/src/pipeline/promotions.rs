@@ -91,7 +91,7 @@ impl Core {
                 }
                 Replica::Corrupt => {
                     tracing::warn!(key = %place.identity.key, tier = from.name(),
-                        "a block did not verify on its way to the near tier");
+                        "checksum mismatch during promotion; block removed");
                 }
                 _ => {}
             }

@@ -78,7 +78,7 @@ impl Core {
         Ok(task)
     }
 
-    /// Starts a put whose bytes are moved from where `caller` says.
+    /// Starts a put from the memory of `caller`. The outcomes are recorded in `task`.
     pub fn start_put(
         self: &Arc<Core>,
         pass: Pass,

@@ -221,7 +221,8 @@ impl Core {
                 Ok(true) => verdicts.planned(tag, source.parts.into()),
                 Ok(false) => verdicts.corrupt(tag),
                 // Says nothing about the block.
-                Err(error) => tracing::error!(%error, "a copy could not be planned"),
+                Err(error) => tracing::error!(%error, "internal error: cannot plan a copy \
+                                                       between tiers"),
             }
         }
         let journal = self.journal((from, tier), places, &copies);

@@ -19,34 +19,34 @@ use crate::placement::{self, Holder};
 use crate::tier::{Outside, Stage};
 use call::{Call, Mine};
 
-/// Room for a block that nobody sees before it is committed.
+/// Space for a block that lookups find only after its commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a reservation that nobody ends keeps its room for ever"]
 pub struct Reservation {
     pub(crate) way: Way,
-    /// Where it is, near to far.
+    /// Position of its tier in the pipeline.
     pub tier: usize,
-    /// Where its bytes are.
+    /// Location of its bytes.
     pub place: Place,
     pub(crate) parts: Parts,
     /// Where they go, where that is in no medium.
     pub(crate) outside: Option<Outside>,
-    /// Whose it is.
+    /// Holder of the reservation.
     pub holder: Holder,
 }
 
-/// What becomes of a call where one of its blocks finds no room.
+/// Result of a call in which a block finds no space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_enums,
     reason = "whoever asks has an answer for each"
 )]
 pub enum NoRoom {
-    /// The others are reserved.
+    /// The other blocks are reserved.
     Skip = 0,
-    /// The call fails, and nothing stays reserved.
+    /// The call fails, and all of its reservations are released.
     Fail = 1,
-    /// Nothing behind that block is reserved: without it nothing there would ever be found.
+    /// Blocks after that one are not reserved: lookups of the prompt would never reach them.
     Stop = 2,
 }
 
@@ -97,8 +97,9 @@ fn is_reached(tier: &Stage) -> bool {
 }
 
 impl Reservation {
-    /// A reservation in the tier at `tier`, of another process's depot, with the lengths of its
-    /// parts.
+    /// Creates a reservation in the tier at `tier` of another process's depot.
+    ///
+    /// `lens` has the lengths of its parts in bytes.
     pub fn elsewhere(holder: Holder, tier: usize, place: Place, lens: &[u64]) -> Reservation {
         Reservation {
             // Only its owner needs to know.
@@ -111,44 +112,50 @@ impl Reservation {
         }
     }
 
-    /// The reservation of a block that goes into no medium, if it does not.
+    /// Returns the reservation with the location of a block outside of all media.
     pub fn outside(self, outside: Option<Outside>) -> Reservation {
         Reservation { outside, ..self }
     }
 
-    /// Where the bytes go, for a mover: opaque, and valid until commit or abort.
+    /// Returns the location of the bytes for a worker.
+    ///
+    /// It is opaque, and valid until commit or abort.
     #[must_use]
     pub fn placement(&self) -> Vec<u8> {
         placement::encode(self.holder, &self.place, &self.parts, self.outside.as_ref())
     }
 
-    /// Where its bytes go, where that is in no medium.
+    /// Returns the location of a block outside of all media, or `None` for a block in a medium.
     #[must_use]
     pub fn place_outside(&self) -> Option<&Outside> {
         self.outside.as_ref()
     }
 
-    /// The block's key.
+    /// Returns the key of the block.
     #[must_use]
     pub fn key(&self) -> Key {
         self.place.identity.key
     }
 
-    /// Parts that the commit needs checksums of.
+    /// Returns the number of parts for which a commit needs checksums.
     #[must_use]
     pub fn parts(&self) -> usize {
         self.parts.len()
     }
 
-    /// Refuses checksums that are not one a part.
+    /// Checks that `checksums` has one checksum per part.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`] for another number of checksums.
     pub fn check(&self, checksums: &[Checksum]) -> Result<(), Error> {
         if self.parts.len() == checksums.len() {
             return Ok(());
         }
         Err(Error::input(
             "checksums",
-            format!("{} for a block", checksums.len()),
-            format!("one a part, {}", self.parts.len()),
+            format!("{} checksums for a block", checksums.len()),
+            format!("one checksum per part, {} in total", self.parts.len()),
         ))
     }
 }

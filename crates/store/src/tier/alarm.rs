@@ -108,7 +108,7 @@ impl Alarm {
                 .name("kvdepot-alarm".into())
                 .spawn(run)
                 .map_err(|source| Error::Io {
-                    path: "thread".into(),
+                    path: "cannot start a thread".into(),
                     source,
                 })?;
             alarm.threads.lock().push(thread);
@@ -243,7 +243,7 @@ impl Clock {
                     Due::Job(job) => job(),
                 };
                 if catch_unwind(AssertUnwindSafe(run)).is_err() {
-                    tracing::error!("what follows an answer, or its absence, has panicked");
+                    tracing::error!("internal error: completion handler panicked");
                 }
             });
         }

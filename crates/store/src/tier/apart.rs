@@ -192,8 +192,8 @@ impl Apart {
     pub(crate) fn stats(&self) -> TierStats {
         let mut stats = self.tier.stats();
         stats.full += self.full.load(Ordering::Relaxed);
-        stats.unanswered = self.breaker.unheard.load(Ordering::Relaxed);
-        stats.left_alone = self.breaker.opened.load(Ordering::Relaxed);
+        stats.timeouts = self.breaker.unheard.load(Ordering::Relaxed);
+        stats.circuit_open = self.breaker.opened.load(Ordering::Relaxed);
         stats
     }
 
@@ -508,7 +508,10 @@ impl Breaker {
         let mut state = self.state.lock();
         if answered {
             if state.open_until.is_some() {
-                tracing::info!(tier = self.name, "the tier answers again");
+                tracing::info!(
+                    tier = self.name,
+                    "tier responding again; circuit breaker closed"
+                );
             }
             *state = Circuit::default();
             return;
@@ -529,7 +532,7 @@ impl Breaker {
             self.opened.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(
                 tier = self.name,
-                "the tier does not answer: it is not asked for a while, and what it has is a miss"
+                "tier not responding; circuit breaker open, lookups are misses"
             );
         }
     }

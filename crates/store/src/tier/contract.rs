@@ -16,21 +16,21 @@ use super::late::Reply;
 use super::outside::Outside;
 use crate::keyring::Keyring;
 
-/// A namespace of a depot, and what it has in the last tier that has some of it and can tell.
+/// A namespace of a depot, and its usage of the last tier that has blocks of it and reports them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceUsage {
-    /// Its digest.
+    /// Digest of the namespace.
     pub id: NamespaceId,
-    /// What the medium says of it, where that has room for it.
+    /// Description on the medium, if it has space for one.
     pub description: Option<String>,
-    /// Blocks published.
+    /// Number of published blocks.
     pub blocks: u64,
-    /// Bytes of their payloads; of a tier of files, of the files behind their headers.
+    /// Payload in bytes; in a tier of files, the size of the files without their headers.
     pub bytes: u64,
 }
 
 impl NamespaceUsage {
-    /// One that has nothing.
+    /// Creates the usage of an empty namespace.
     #[must_use]
     pub fn described(id: NamespaceId, description: Option<String>) -> NamespaceUsage {
         NamespaceUsage {
@@ -42,20 +42,21 @@ impl NamespaceUsage {
     }
 }
 
-/// What a tier is told beside its settings.
+/// Parameters of a tier in addition to its settings.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Terms {
-    /// The number that its placements bear.
+    /// Number of the tier in placements.
     pub number: u32,
-    /// How long its answers are waited for, but those to lookups.
+    /// Maximum time to wait for answers, except those to lookups.
     pub timeout: Duration,
-    /// What blocks are authenticated with, where others may write its medium and the depot has
-    /// keys. Who takes no notice trusts its medium.
+    /// Keys that authenticate blocks, if the depot has keys.
+    ///
+    /// A tier that ignores them trusts all processes that can write to its medium.
     pub keys: Option<Arc<Keyring>>,
-    /// How long its answers to lookups are waited for.
+    /// Maximum time to wait for answers to lookups.
     pub lookup: Duration,
-    /// Whether no tier stands behind it.
+    /// True if the tier is the last one of the pipeline.
     pub is_last: bool,
 }
 
@@ -76,18 +77,18 @@ impl Terms {
     }
 }
 
-/// What the parts of a block are authenticated with.
+/// Key and MACs that authenticate the parts of a block.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Proof {
-    /// The key of its namespace.
+    /// Key of the namespace.
     pub key: Arc<MacKey>,
-    /// The MAC that each part has to have; none of a block that is reserved.
+    /// Expected MAC of each part; empty for a reserved block.
     pub macs: Vec<Mac>,
 }
 
 impl Proof {
-    /// By this key, with the MACs of its parts.
+    /// Creates a proof from the key of the namespace and the MACs of the parts.
     #[must_use]
     pub fn new(key: Arc<MacKey>, macs: Vec<Mac>) -> Proof {
         Proof { key, macs }
@@ -99,35 +100,41 @@ impl Proof {
     }
 }
 
-/// One place that blocks live in, which may answer late. Its verbs return at once; what takes time
-/// is answered by the [`Reply`], from any thread, or not at all: that is a miss, or a block that is
-/// not stored. A verb may be called by any thread, and no call waits for another. What follows an
-/// answer runs in the thread that gives it, and may ask the tier again: no lock of the tier is held
-/// then.
+/// An asynchronous tier: its operations return immediately and answer later through a [`Reply`].
+///
+/// The answer may come from any thread, or not at all: then a read is a miss, and a write is not
+/// stored. Any thread may call an operation, and calls do not wait for each other.
+///
+/// The continuation of an answer runs on the answering thread and may call the tier again. The tier
+/// holds none of its locks then.
 pub trait Tier: Send + Sync {
-    /// Its name in a pipeline.
+    /// Returns the name of the tier in a pipeline.
     fn name(&self) -> &'static str;
 
-    /// Whether what is committed here outlives the process.
+    /// Returns true if committed blocks survive the process.
     fn lasts(&self) -> bool;
 
-    /// Bytes of the largest block that it takes.
+    /// Returns the maximum size of a block, in bytes.
     fn block_max(&self) -> u64;
 
-    /// Number of blocks that one call pins or reserves at a time, at most: calls of more keys ask
-    /// in steps. A tier that can hold few blocks for all calls together says an eighth of those: so
-    /// calls find some beside pins and reservations that last as long as their callers like.
+    /// Returns the maximum number of blocks that one call pins or reserves at a time.
+    ///
+    /// Calls with more keys do so in steps. If all calls together can hold only few blocks, the
+    /// tier returns an eighth of that number. New calls then find some that long-lived pins and
+    /// reservations do not use.
     fn step_max(&self) -> usize {
         usize::MAX
     }
 
-    /// Which of these it has.
+    /// Looks up which of these blocks the tier has.
     fn probe(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>);
 
-    /// Pins those that it has: each stays what it is, and readable, until it is unpinned. A
-    /// [`Place`]'s token names the pin; its device is the number that the tier was opened with,
-    /// and the rest of it is the tier's own. An answer that is too late is unpinned by who asked.
-    /// `used` has the stamp of each key's use, or is empty if the blocks are not used.
+    /// Pins blocks that the tier has: each stays unchanged and readable until it is unpinned.
+    ///
+    /// The token of a [`Place`] identifies the pin. Its device is the number that the tier was
+    /// opened with; the tier chooses the rest. The caller unpins blocks of an answer that comes too
+    /// late. `used` has the stamp of each key's use, or is empty if the call is not a use of the
+    /// blocks.
     fn pin(
         &self,
         namespace: NamespaceId,
@@ -136,20 +143,23 @@ pub trait Tier: Send + Sync {
         reply: Reply<Vec<Option<Place>>>,
     );
 
-    /// Notes the use of blocks that a nearer tier has, by keys and stamps: if this tier has them,
-    /// they are as recently used here.
+    /// Records uses of blocks that an upper tier has, by keys and stamps.
+    ///
+    /// Blocks that this tier has too count as used at that time.
     fn note_used(&self, _namespace: NamespaceId, _used: &[(Key, u64)]) {}
 
-    /// Ends pins.
+    /// Releases pins.
     fn unpin(&self, places: &[Place]);
 
-    /// Unpublishes blocks that are pinned and did not verify; how many there were. Their pins may
-    /// end before the answer. Once it has come a reservation of such a key is not answered by the
-    /// block, and nothing that was put since goes for it.
+    /// Unpublishes pinned blocks that failed verification, and answers with their number.
+    ///
+    /// Their pins may end before the answer. After the answer, the block no longer answers a
+    /// reservation of its key, and blocks that were put since stay.
     fn discard(&self, places: &[Place], reply: Reply<usize>);
 
-    /// Makes room for blocks, in prefix order, under names that nobody sees. What it evicts for
-    /// them is its own choice.
+    /// Reserves space for blocks, in prefix order, under names that lookups do not find.
+    ///
+    /// The tier chooses the blocks that it evicts for them.
     fn reserve(
         &self,
         namespace: NamespaceId,
@@ -157,74 +167,88 @@ pub trait Tier: Send + Sync {
         reply: Reply<Vec<Result<Reserved, Refused>>>,
     );
 
-    /// Publishes what is written: whole, or not at all. A reservation that is dropped instead is
-    /// given back. With `pinned` each that is published is pinned under its token.
+    /// Publishes written blocks, each completely or not at all.
+    ///
+    /// A reservation that is dropped instead is released. If `pinned` is true, each published block
+    /// is pinned under the token of its reservation.
     fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>);
 
-    /// Removes blocks; how many there were. What was reserved for a copy of them before
-    /// ([`Wanted::copy`]), or is being committed, is not published any more: its commit answers
-    /// that it is not stored.
+    /// Removes blocks and answers with their number.
+    ///
+    /// A copy of a block that was reserved before ([`Wanted::copy`]), or is being committed, is no
+    /// longer published. Its commit answers that it is not stored.
     fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>);
 
-    /// Removes every block of a namespace; how many there were.
+    /// Removes every block of a namespace and answers with their number.
     fn clear(&self, namespace: NamespaceId, reply: Reply<usize>);
 
-    /// Some blocks of a namespace with their bytes, from the mark where the page before ended, and
-    /// where the next one begins. The first mark is 0.
+    /// Lists some blocks of a namespace with their sizes in bytes.
+    ///
+    /// `from` is the mark at the end of the previous page; the first mark is 0.
     fn list(&self, namespace: NamespaceId, from: u64, limit: usize, reply: Reply<Page>);
 
-    /// Notes what a namespace is, for people.
+    /// Records the description of a namespace.
     fn describe(&self, namespace: NamespaceId, description: &str);
 
-    /// Some namespaces that have blocks here, or were described, from the mark where the page
-    /// before ended; the first mark is 0. One may be on several pages, each with other blocks of
-    /// it. A tier that does not tell has none.
+    /// Lists some namespaces that have blocks here or were described.
+    ///
+    /// `from` is the mark at the end of the previous page; the first mark is 0. A namespace may be
+    /// on several pages, each with other blocks. A tier that does not report namespaces answers
+    /// with none.
     fn namespaces(&self, _from: u64, reply: Reply<NamespacePage>) {
         reply.answer(NamespacePage::default());
     }
 
-    /// Its name, size and place, for people.
+    /// Returns name, size and location of the tier, for logs.
     fn about(&self) -> String {
         self.name().to_owned()
     }
 
-    /// Blocks that have left since this listener asked last, as far as this process knows; noted
-    /// from its first call on, at most the last `limit`.
+    /// Returns the blocks that were removed since the last call of this listener, as far as this
+    /// process knows.
+    ///
+    /// The tier records removals from the first call on, at most the last `limit`.
     fn departed(&self, _listener: u64, _limit: usize) -> Departed {
         Departed::default()
     }
 
-    /// Notes nothing for this listener any more.
+    /// Stops recording removals for this listener.
     fn forget_listener(&self, _listener: u64) {}
 
-    /// These blocks, which are there or may come, are kept and evicted as one from now on with
-    /// those that were named so before, and leave by that class; with `None` it is no group any
-    /// more. A tier may rank its blocks otherwise.
+    /// Adds blocks to group `number`: the tier keeps and evicts the blocks of a group together.
+    ///
+    /// The blocks may be stored already, or later. `class` is the eviction class of the whole
+    /// group; `None` ends the group. A tier may order its blocks differently.
     fn group(&self, _number: u64, _namespace: NamespaceId, _keys: &[Key], _class: Option<Class>) {}
 
-    /// Its fill and what it has counted.
+    /// Returns usage and counters.
     fn stats(&self) -> TierStats;
 
-    /// The ends of what is pinned or reserved.
+    /// Returns access to the bytes of pinned and reserved blocks.
     fn ends(&self) -> Arc<dyn Ends>;
 
-    /// Ends what is under way, and lets its medium go. Nothing is pinned or reserved any more.
+    /// Ends the requests in progress and releases the medium.
+    ///
+    /// All pins and reservations have ended before.
     fn close(&self);
 }
 
-/// Some namespaces with what they have, and the mark where the next page begins.
+/// Some namespaces with their usage, and the mark of the next page.
 pub type NamespacePage = (Vec<NamespaceUsage>, Option<u64>);
 
-/// Some blocks with their bytes, and the mark where the next page begins.
+/// Some blocks with their sizes in bytes, and the mark of the next page.
 pub type Page = (Vec<(Key, u64)>, Option<u64>);
 
-/// Where the bytes of pinned and reserved blocks lie.
+/// Access to the bytes of pinned and reserved blocks.
 pub trait Ends: Send + Sync {
-    /// Fills `ends` with those of `len` bytes of a block's payload, from `offset` on. They are the
-    /// caller's, which asks for many blocks one after the other.
+    /// Fills `ends` with the buffers of `len` bytes of a block's payload, from `offset` on.
+    ///
+    /// The vector belongs to the caller, which reuses it for many blocks.
     ///
     /// # Errors
-    /// [`Error::Media`] for what is not there, [`Error::Closed`] when its medium is gone.
+    ///
+    /// * [`Error::Media`] if the bytes are missing.
+    /// * [`Error::Closed`] if the medium is closed.
     fn buffers(
         &self,
         place: &Place,
@@ -233,51 +257,65 @@ pub trait Ends: Send + Sync {
         ends: &mut Vec<Buffer>,
     ) -> Result<(), Error>;
 
-    /// The parts of a pinned block, as its part table has them; `None` where that does not verify.
-    fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error>;
-
-    /// Writes the part table of a block that is reserved.
+    /// Returns the parts of a pinned block from its part table, or `None` if the table fails
+    /// verification.
     ///
     /// # Errors
-    /// As [`Ends::buffers`].
+    ///
+    /// [`Error::Io`] or [`Error::Media`] if the table cannot be read.
+    fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error>;
+
+    /// Writes the part table of a reserved block.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] or those of [`Ends::buffers`].
     fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error>;
 
-    /// Notes the digests of the leaves of a block that is reserved and written now, part for part,
-    /// for a tier that has room for them beside the payload. A block that lanes of another process
-    /// have written is committed without.
+    /// Records the leaf digests of a reserved block that has been written, for each part.
+    ///
+    /// Tiers that have space for them next to the payload store them. A block that copy threads of
+    /// another process have written is committed without them.
     fn note_leaves(&self, _place: &Place, _leaves: Vec<u128>) {}
 
-    /// What a block that is pinned or reserved is authenticated with, where its tier has keys.
+    /// Returns the key and MACs of a pinned or reserved block, if the tier has keys.
     fn proof(&self, _place: &Place) -> Option<Proof> {
         None
     }
 
-    /// Notes the MACs of a block that is reserved and written now, part for part, as far as its
-    /// tier has keys. One without is not committed there.
+    /// Records the MACs of a reserved block that has been written, for each part, if the tier has
+    /// keys.
+    ///
+    /// Such a tier does not commit a block without MACs.
     fn note_macs(&self, _place: &Place, _macs: Vec<Mac>) {}
 
-    /// The directory that has the payloads, where they lie in files of one: it is handed to other
-    /// processes, whose lanes open there what is pinned or reserved. Without it they reach nothing.
+    /// Returns the directory with the payloads, if they are in files of one.
+    ///
+    /// Other processes receive it, and their copy threads open pinned and reserved blocks in it.
+    /// Without it they have no access.
     fn directory(&self) -> Option<Directory> {
         None
     }
 
-    /// What processes of this user need to read, by themselves, what is pinned and lies on other
-    /// hosts.
+    /// Returns the data with which processes of this user read pinned blocks on other hosts.
     fn door(&self) -> Option<DoorKey> {
         None
     }
 
-    /// An arena of this process, with the tier's number, that has some of the blocks that are
-    /// pinned: those whose [`Place`] says where in it. Other processes map it.
+    /// Returns the arena of this process, with the number of the tier, that has some of the pinned
+    /// blocks.
+    ///
+    /// The [`Place`] of such a block contains its location in the arena. Other processes map the
+    /// arena.
     fn arena(&self) -> Option<Arc<Arena>> {
         None
     }
 
-    /// Where other processes find what is pinned or reserved: each block has a file where there is
-    /// a directory, and some that are pinned something else where there is a door. Who has opened a
-    /// file may be reading when its pin has ended, and writing when its reservation has: it becomes
-    /// no other block's.
+    /// Returns the location of a pinned or reserved block for other processes.
+    ///
+    /// With a directory, each block has a file. With a remote reader, some pinned blocks have
+    /// another location. A process that has opened a file may still read it after its pin, and
+    /// write it after its reservation. The file never becomes that of another block.
     fn outside(&self, _place: &Place) -> Option<Outside> {
         None
     }

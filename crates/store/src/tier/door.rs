@@ -13,12 +13,14 @@ use parking_lot::Mutex;
 
 use super::outside::Outside;
 
-/// What a process of the owner's user needs to reach blocks of a tier.
+/// Data with which a process of the server's user reads blocks of a tier on other hosts.
 #[derive(Clone)]
 pub struct DoorKey {
-    /// The tier's name, whose kind [knows](know_door) how to open it.
+    /// Name of the tier. [`know_door`] registers the function that opens a remote reader for its
+    /// kind.
     pub name: &'static str,
-    /// Secrets among it: it goes to no other user.
+    /// Parameters of the remote reader. They contain secrets, and are sent only to processes of
+    /// this user.
     pub bytes: Arc<[u8]>,
 }
 
@@ -30,16 +32,17 @@ impl fmt::Debug for DoorKey {
     }
 }
 
-/// A way to blocks on other hosts.
+/// Remote reader: reads blocks of other hosts.
 pub trait Door: Send + Sync {
-    /// Asks for blocks that the owner has pinned, each with the length of its payload, without
-    /// waiting. What a host does not lend fails when it is read.
+    /// Requests blocks that the server has pinned, each with its payload length, without waiting.
+    ///
+    /// If a host rejects a block, reading it fails.
     fn borrow(&self, blocks: &[(&Outside, u64)]) -> Vec<Option<Box<dyn Borrowed>>>;
 }
 
-/// A block that is read through a door, as long as this lives.
+/// A block of another host that can be read while the value exists.
 pub trait Borrowed: Send + Sync {
-    /// `len` bytes of its payload from `offset` on, to be read.
+    /// Returns a buffer of `len` bytes of the payload from `offset` on, for reading.
     fn buffer(&self, offset: u64, len: u64) -> Buffer;
 }
 
@@ -47,17 +50,20 @@ type Opens = fn(&[u8]) -> Result<Arc<dyn Door>, Error>;
 
 static KNOWN: Mutex<Vec<(&str, Opens)>> = Mutex::new(Vec::new());
 
-/// Has this process open doors to tiers of a kind: a program says so before it attaches anywhere.
+/// Registers the remote reader of a kind of tier in this process.
+///
+/// A program calls it before it attaches to a depot. `opens` receives the bytes of a [`DoorKey`].
 pub fn know_door(name: &'static str, opens: Opens) {
     let mut known = KNOWN.lock();
     known.retain(|(other, _)| *other != name);
     known.push((name, opens));
 }
 
-/// Opens the door to a tier; `None` where this process knows none of that kind.
+/// Opens the remote reader of tier `name`, or returns `None` if its kind is not registered.
 ///
 /// # Errors
-/// Those of the kind.
+///
+/// Those of the registered function.
 pub fn open_door(name: &str, key: &[u8]) -> Result<Option<Arc<dyn Door>>, Error> {
     let known = KNOWN.lock().iter().find(|(kind, _)| *kind == name).copied();
     known.map(|(_, opens)| opens(key)).transpose()

@@ -16,16 +16,16 @@ use kvdepot_media::file::{File, Hands};
 use super::contract::Ends;
 use super::outside::Outside;
 
-/// A directory that other processes have too.
+/// A directory that other processes have open too.
 #[derive(Clone, Debug)]
 pub struct Directory {
-    /// The directory.
+    /// The open directory.
     pub dir: Arc<Dir>,
-    /// Whether its files are opened past the page cache.
+    /// True if its files are opened with `O_DIRECT`.
     pub direct: bool,
 }
 
-/// A block's file, open.
+/// Open file of a block.
 pub struct BlockFile {
     file: Arc<File>,
     inode: u64,
@@ -33,7 +33,7 @@ pub struct BlockFile {
 }
 
 impl BlockFile {
-    /// One that is open, which number it has, and where its payload begins.
+    /// Creates a block file from an open file, its inode and the offset of its payload in bytes.
     #[must_use]
     pub fn new(file: Arc<File>, inode: u64, offset: u64) -> BlockFile {
         BlockFile {
@@ -43,9 +43,10 @@ impl BlockFile {
         }
     }
 
-    /// Opens what `at` names; `None` where it is gone, or another file has its name.
+    /// Opens the file at `at`, or returns `None` if it was removed or replaced by another file.
     ///
     /// # Errors
+    ///
     /// Those of [`Dir::open_seen`].
     pub fn open(
         Directory { dir, direct }: &Directory,
@@ -61,20 +62,21 @@ impl BlockFile {
         Ok(Some(BlockFile::new(file, at.number, at.offset)))
     }
 
-    /// The number that [`Outside`] names it by; 0 where the system does not tell.
+    /// Returns the number of the file in [`Outside`], or 0 if the system does not report it.
     #[must_use]
     pub fn inode(&self) -> u64 {
         self.inode
     }
 
-    /// The file itself, for what stands in it beside the payload.
+    /// Returns the file, for data outside of the payload.
     #[must_use]
     pub fn raw(&self) -> &File {
         &self.file
     }
 
-    /// `len` bytes of the payload from `offset` on: a part, or all. Parts begin at pages, and what
-    /// is behind the last one in its page is of no meaning.
+    /// Returns a buffer of `len` bytes of the payload from `offset` on: one part, or all.
+    ///
+    /// Parts begin at pages. Bytes after the last part in its page have no meaning.
     #[must_use]
     pub fn payload(&self, offset: u64, len: u64) -> Buffer {
         let at = (self.offset + offset) as usize;
@@ -130,7 +132,7 @@ impl Ends for BlockFile {
 
 fn failed(source: io::Error) -> Error {
     Error::Io {
-        path: "a block's file".into(),
+        path: "write to a block file".into(),
         source,
     }
 }

@@ -10,47 +10,51 @@ use super::contract::{Terms, Tier};
 use super::posix;
 use crate::option::{OptionSpec, Section};
 
-/// Opens a tier with its settings.
+/// Function that opens a tier with its settings.
 pub type Opener = dyn Fn(&Section, Terms) -> Result<Arc<dyn Tier>, Error> + Send + Sync;
 
-/// A kind of tier.
+/// A kind of asynchronous tier.
 #[derive(Clone)]
 pub struct TierKind {
-    /// As a pipeline names it. Its section has the same name in lower case.
+    /// Name in a pipeline. The section of the tier has this name in lower case.
     pub name: &'static str,
-    /// What may stand there, beside what [every section](crate::config::schema::EDGE) may have,
-    /// and those of [tiers that may answer late](crate::config::schema::LATE).
+    /// Options of the section, in addition to those of [every tier](crate::config::schema::EDGE)
+    /// and of [asynchronous tiers](crate::config::schema::LATE).
     pub options: &'static [OptionSpec],
-    /// Refuses settings of the section that opening would, and opens nothing. Whether files that
-    /// they name are read, which may be another machine's, the caller says.
+    /// Checks the settings of a section as opening does, without opening anything.
+    ///
+    /// The flag is true if the files that the settings name are read too. They may be files of
+    /// another machine.
     pub check: fn(&Section, bool) -> Result<(), Error>,
-    /// Opens one.
+    /// Opens a tier.
     pub open: Arc<Opener>,
 }
 
 /// Kinds of crates above that this process was told of.
 static KNOWN: Mutex<Vec<TierKind>> = Mutex::new(Vec::new());
 
-/// The kinds that a program knows beside those of arenas.
+/// Kinds of asynchronous tiers that a program supports.
 #[derive(Clone, Default)]
 pub struct Kinds(Vec<TierKind>);
 
 impl Kinds {
-    /// None.
+    /// Creates an empty set of kinds.
     #[must_use]
     pub fn new() -> Kinds {
         Kinds::default()
     }
 
-    /// Those of this crate, and those that this process was [told of](Kinds::know).
+    /// Returns the kinds of this crate and those that the process has [registered](Kinds::know).
     #[must_use]
     pub fn standard() -> Kinds {
         let known = KNOWN.lock().clone();
         known.into_iter().fold(Kinds::own(), Kinds::with)
     }
 
-    /// Has a kind of a crate above be one of the [standard](Kinds::standard) ones of this process:
-    /// a program says so before it reads a configuration.
+    /// Registers a kind of another crate as one of the [standard](Kinds::standard) kinds of this
+    /// process.
+    ///
+    /// A program calls it before it reads a configuration.
     pub fn know(kind: TierKind) {
         let mut known = KNOWN.lock();
         known.retain(|other| other.name != kind.name);
@@ -64,7 +68,7 @@ impl Kinds {
         kinds
     }
 
-    /// These and one more, which takes the place of one of its name.
+    /// Returns these kinds and `kind`, which replaces a kind of the same name.
     #[must_use]
     pub fn with(mut self, kind: TierKind) -> Kinds {
         self.0.retain(|known| known.name != kind.name);
@@ -72,13 +76,13 @@ impl Kinds {
         self
     }
 
-    /// The kind of that name.
+    /// Returns the kind named `name`.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<&TierKind> {
         self.0.iter().find(|kind| kind.name == name)
     }
 
-    /// Their names.
+    /// Returns the names of the kinds.
     pub fn names(&self) -> impl Iterator<Item = &'static str> + use<'_> {
         self.0.iter().map(|kind| kind.name)
     }

@@ -41,11 +41,13 @@ impl<T> SoFar<T> {
     }
 }
 
-/// The asked side. Dropped without an answer, it says that there is none.
+/// The answering side of a request to an asynchronous tier.
+///
+/// Dropping it without an answer ends the request without one.
 #[must_use = "dropped, it says that there is no answer"]
 pub struct Reply<T>(Option<Arc<Shared<T>>>);
 
-/// The asking side.
+/// The requesting side of a request to an asynchronous tier.
 #[must_use = "what follows the answer is given to it"]
 pub struct Pending<T>(Arc<Shared<T>>);
 
@@ -86,7 +88,7 @@ enum State<T> {
     Over,
 }
 
-/// A question and its answer.
+/// Creates a request: the side that answers it, and the side that waits for the answer.
 pub fn ask<T>() -> (Reply<T>, Pending<T>) {
     ask_or(None)
 }
@@ -136,8 +138,10 @@ impl<T> Shared<T> {
 }
 
 impl<T> Reply<T> {
-    /// Answers. What follows runs in this thread. False where nobody waits for it any more: the
-    /// pins in it are ended, and its reservations given back.
+    /// Answers the request. The continuation of the request runs on this thread.
+    ///
+    /// Returns false if the request has already ended. The pins and reservations in the answer are
+    /// then released.
     pub fn answer(mut self, answer: T) -> bool {
         self.0
             .take()
@@ -146,7 +150,7 @@ impl<T> Reply<T> {
 }
 
 impl<T: Send + 'static> Reply<T> {
-    /// Answers with what `make` makes of all parts, unless the limit has taken those that had come.
+    /// Answers with the result of `make`, unless the time limit has already used the parts so far.
     pub fn answer_parts(mut self, make: impl FnOnce() -> T) -> bool {
         let Some(shared) = self.0.take() else {
             return false;
@@ -164,8 +168,9 @@ impl<T: Send + 'static> Reply<T> {
         Progress(self.0.clone().map(|shared| shared as _))
     }
 
-    /// Collects the parts of an answer as they arrive. At the limit, `told` makes the answer of the
-    /// parts so far, if there is one.
+    /// Collects `count` parts of an answer as they arrive.
+    ///
+    /// At the time limit, `told` makes the answer from the parts so far, if there is at least one.
     pub fn in_parts<P: Send + 'static>(
         &self,
         count: usize,
@@ -198,8 +203,10 @@ impl<T: Send + 'static> Reply<T> {
         }
     }
 
-    /// The call waits for a resource of this process. If it still does at its limit, `refusal` is
-    /// the answer: the tier is not silent.
+    /// Records that the request waits for a resource of this process.
+    ///
+    /// If it still waits at its time limit, the result of `refusal` is the answer. The tier then
+    /// does not count as unresponsive.
     pub fn waits(&self, refusal: impl FnOnce() -> T + Send + 'static) {
         if let Some(shared) = &self.0 {
             shared.waited.store(true, Ordering::Relaxed);
@@ -207,7 +214,9 @@ impl<T: Send + 'static> Reply<T> {
         }
     }
 
-    /// The call has what it waited for. Its limit starts again, but for that of a lookup.
+    /// Records that the request has received the resource that it waited for.
+    ///
+    /// Its time limit starts again, except that of a lookup.
     pub fn begins(&self) {
         if let Some(shared) = &self.0 {
             let mut so_far = shared.so_far.lock();
@@ -222,12 +231,12 @@ impl<T: Send + 'static> Reply<T> {
     }
 }
 
-/// Says that a question is being answered. Its limit is counted from the last time.
+/// Reports progress of a request. Its time limit counts from the last report.
 #[derive(Clone)]
 pub struct Progress(Option<Arc<dyn Expires>>);
 
 impl Progress {
-    /// Some of the answer is there.
+    /// Records that a part of the answer has arrived.
     pub fn made(&self) {
         if let Some(question) = &self.0 {
             question.hear(clock::now());
@@ -248,7 +257,7 @@ impl Progress {
     }
 }
 
-/// The parts of an answer.
+/// Parts of an answer.
 pub struct Parts<P>(Arc<Mutex<Vec<Option<P>>>>);
 
 impl<P> Clone for Parts<P> {
@@ -258,7 +267,7 @@ impl<P> Clone for Parts<P> {
 }
 
 impl<P> Parts<P> {
-    /// One of them has come. It is dropped where all were taken.
+    /// Adds part number `at`. The part is dropped if all parts have been taken.
     pub fn note(&self, at: usize, part: P) {
         let late = match self.0.lock().get_mut(at) {
             Some(place) => place.replace(part),
@@ -267,7 +276,7 @@ impl<P> Parts<P> {
         drop(late);
     }
 
-    /// Takes all that have come; once.
+    /// Takes all parts that have arrived. A second call returns no parts.
     #[must_use]
     pub fn take(&self) -> Vec<Option<P>> {
         std::mem::take(&mut *self.0.lock())
@@ -283,10 +292,11 @@ impl<T> Drop for Reply<T> {
 }
 
 impl<T: Send + 'static> Pending<T> {
-    /// The answer, if it has come in the call.
+    /// Returns the answer, if the tier gave it during the call.
     ///
     /// # Errors
-    /// The question, while it has not.
+    ///
+    /// The request, if it is still in progress.
     pub fn now(self) -> Result<Option<T>, Pending<T>> {
         {
             let mut state = self.0.state.lock();
@@ -299,8 +309,10 @@ impl<T: Send + 'static> Pending<T> {
         Err(self)
     }
 
-    /// Has `then` run once: with the answer, in whatever thread brings it, or with `None` where
-    /// there is none, or `alarm` has waited for `limit`.
+    /// Calls `then` once, with the answer or with `None`.
+    ///
+    /// It runs on the thread that answers. `None` means that the request ended without an answer,
+    /// or that `alarm` has waited for `limit`.
     pub fn then(
         self,
         alarm: Option<(&Alarm, Duration)>,
@@ -331,7 +343,7 @@ impl<T: Send + 'static> Pending<T> {
         Arc::clone(&self.0) as _
     }
 
-    /// Waits in this thread.
+    /// Waits on this thread for the answer, for at most `limit` without progress.
     pub fn wait(self, limit: Duration) -> Option<T> {
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
         let question = Arc::clone(&self.0);

@@ -1,15 +1,20 @@
 //! What processes of this host, which have no descriptor of a block's medium, find it by.
 
-/// Where processes that have the tier's directory, or its [door](super::Door), reach a block by
-/// themselves.
+/// Location of a block outside of all media.
+///
+/// Processes that have the tier's directory, or its remote reader ([`Door`](super::Door)), read the
+/// block there by themselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outside {
-    /// A file that has the block's payload, or is to have it, in the tier's directory and folders
-    /// of it: `ab/cd/name`. Behind a door, whatever it goes by there.
+    /// Path of the block's file in the directory of the tier, for example `ab/cd/name`.
+    ///
+    /// For a remote reader: the name of the block there.
     pub name: String,
-    /// Which one it is of that name. Of a file its inode: another one is another attempt, or
-    /// somebody else's.
+    /// Number that distinguishes blocks of this name.
+    ///
+    /// For a file it is the inode. Another inode is another attempt, or the file of another
+    /// process.
     pub number: u64,
-    /// Where the payload begins, bytes.
+    /// Offset of the payload in bytes.
     pub offset: u64,
 }

@@ -112,11 +112,11 @@ fn what_is_put_twice_goes_on_and_what_was_put_once_stays_near() {
     );
     assert_eq!(outcomes(&ns, &[1, 2]), [Outcome::Declined; 2]);
     assert!(depot.drain(PATIENCE) && !is_in(dir.path(), "Files", &ns, 1));
-    assert_eq!(depot.stats().tiers[1].declined, 2);
+    assert_eq!(depot.stats().tiers[1].write_back_deferred_blocks, 2);
     assert_eq!(depot.stats().put_declined_blocks, 2);
     let text = depot.stats().prometheus();
     assert!(
-        text.contains("kvdepot_stayed_blocks_total{tier=\"Files\"} 2"),
+        text.contains("kvdepot_write_back_deferred_blocks_total{tier=\"Files\"} 2"),
         "{text}"
     );
     assert_eq!(outcomes(&ns, &[1]), [Outcome::Done]);
@@ -142,7 +142,7 @@ fn what_is_too_short_or_too_long_stays_near() {
     // One that the near tier cannot have is nowhere.
     assert_eq!(put(&ns, &[4], 2 << 20), [false]);
     assert!(!has(&ns, &[4], 2 << 20));
-    assert_eq!(depot.stats().tiers[1].declined, 3);
+    assert_eq!(depot.stats().tiers[1].write_back_deferred_blocks, 3);
     depot.close();
 }
 
@@ -168,7 +168,7 @@ fn no_more_is_written_than_the_budget_allows() {
         let there = (1..=5).filter(|number| is_in(dir.path(), "Files", &ns, *number));
         assert_eq!(there.count(), 3, "{pipeline}");
         assert!(has(&ns, &[1, 2, 3, 4, 5], LEN), "what stays is served");
-        assert_eq!(depot.stats().tiers[1].declined, 2);
+        assert_eq!(depot.stats().tiers[1].write_back_deferred_blocks, 2);
         depot.close();
     }
 }

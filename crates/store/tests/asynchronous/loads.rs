@@ -49,7 +49,7 @@ impl Far {
     }
 
     fn joined(&self) -> u64 {
-        self.depot.stats().joined_blocks
+        self.depot.stats().coalesced_blocks
     }
 
     fn rot(&self, number: u64) {
@@ -154,7 +154,9 @@ fn a_get_during_a_prefetch_waits_for_it() {
     let far = Far::new(json!({}));
     let all: Vec<u64> = (0..10).collect();
     let prefetch = far.ns.prefetch(&keys(all.iter().copied())).unwrap();
-    eventually("the promotions", || far.depot.stats().loading_blocks == 10);
+    eventually("the promotions", || {
+        far.depot.stats().inflight_load_blocks == 10
+    });
     let gets = [true, false].map(|prefix| Got::begin(&far.ns, &all, prefix));
     assert_eq!(
         gets.map(Got::end),

@@ -439,7 +439,7 @@ fn a_tier_that_does_not_answer_is_a_miss_and_is_left_alone_until_it_does() {
         assert_eq!(get(&ns, &[number], LEN), [Outcome::Miss]);
     }
     let stats = |tier: usize| depot.stats().tiers[tier].clone();
-    assert!(stats(1).left_alone >= 1 && stats(1).unanswered >= 3);
+    assert!(stats(1).circuit_open >= 1 && stats(1).timeouts >= 3);
     assert!(has(&ns, &[1], LEN), "what is near is served");
     let put = start_put(&ns, &[5], LEN);
     assert_eq!(put.wait(Some(PATIENCE)).unwrap(), [false]);
@@ -495,9 +495,9 @@ fn nonsense_is_refused_with_the_reason() {
     let why = refused("Files|Cache", &kinds).unwrap();
     assert!(why.contains("Cache as the first tier"), "{why}");
     let why = refused("Cache|Cache", &kinds).unwrap();
-    assert!(why.contains("each once"), "{why}");
+    assert!(why.contains("different tiers"), "{why}");
     let why = refused("Cache|Files", &Kinds::new()).unwrap();
-    assert!(why.contains("among Cache, Dax, Nvme chained"), "{why}");
+    assert!(why.contains("known tiers: Cache, Dax, Nvme"), "{why}");
     let typo = json!({"files": {"pth": "/tmp"}});
     let error = Config::with_kinds(&kinds, "Cache|Files", &typo).unwrap_err();
     assert!(

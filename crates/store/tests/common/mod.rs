@@ -264,14 +264,14 @@ pub fn assert_at_rest(depot: &Depot) {
     let held = |depot: &Depot| {
         let stats = depot.stats();
         let held = |tier: &TierStats| tier.pinned_blocks + tier.reserved_blocks > 0;
-        stats.loading_blocks > 0 || stats.tiers.iter().any(held)
+        stats.inflight_load_blocks > 0 || stats.tiers.iter().any(held)
     };
     while held(depot) && begun.elapsed() < PATIENCE {
         std::thread::sleep(Duration::from_millis(1));
     }
     let stats = depot.stats();
     assert_eq!(stats.write_back_bytes, 0, "bytes still counted as queued");
-    assert_eq!(stats.loading_blocks, 0, "loads that nobody ended");
+    assert_eq!(stats.inflight_load_blocks, 0, "loads that nobody ended");
     for tier in &stats.tiers {
         assert_eq!(tier.pinned_blocks, 0, "pins left in {}", tier.tier);
         assert_eq!(

@@ -271,7 +271,7 @@ fn a_strict_reservation_that_comes_again_evicts_cold_blocks() {
     let numbers = 900_000..900_000 + all * 3 / 4;
     let wanted: Vec<_> = numbers.map(|at| (key(at), vec![LEN as u64])).collect();
     let refused = ns.reserve_strict(&wanted).unwrap_err().to_string();
-    assert!(refused.contains("as prompts usually do"), "{refused}");
+    assert!(refused.contains("usual size of prompts"), "{refused}");
     let reserved = ns.reserve_strict(&wanted).unwrap();
     assert!(reserved.iter().all(Option::is_some));
     ns.abort(&reserved.into_iter().flatten().collect::<Vec<_>>());

@@ -102,7 +102,7 @@ fn format_left_in_the_configuration_empties_nothing() {
     assert_eq!(put(&namespace(&depot), &[1], LEN), [true]);
     depot.close();
     let text = refusal(&place).to_string();
-    for word in ["dax.format: true", "format: force", "leave the option out"] {
+    for word in ["dax.format: true", "format: force", "omit the option"] {
         assert!(text.contains(word), "{text}");
     }
     let place = place.with("dax", "format", false);

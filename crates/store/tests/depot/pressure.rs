@@ -370,7 +370,7 @@ fn a_refusal_names_the_tier_and_what_stands_in_the_way() {
     let far = refusal(&[8 << 20]);
     let capacity = depot.stats().tiers[1].capacity_bytes;
     assert!(
-        far.contains("tier Dax") && far.contains(&format!("its medium, {capacity} bytes")),
+        far.contains("tier Dax") && far.contains(&format!("the whole medium of {capacity} bytes")),
         "{far}"
     );
     assert_at_rest(&depot);

@@ -163,7 +163,7 @@ fn what_cannot_be_done_as_it_says_is_refused_by_name() {
             format!("{}use_layerwize: true\n", with("")),
             "did you mean \"use_layerwise\"?",
         ),
-        ("ucm_connectors: []\n".into(), "a list of one connector"),
+        ("ucm_connectors: []\n".into(), "exactly one connector"),
         (
             "ucm_connectors: [{ucm_connector_name: X}]\n".into(),
             "UcmPipelineStore",

@@ -142,7 +142,7 @@ fn calls_wait_for_open_files_and_no_block_is_missed() {
             let missed = large.join().unwrap();
             assert!(missed.iter().all(|outcome| *outcome == Outcome::Done));
         });
-        assert_eq!(depot.stats().tiers[0].unanswered, 0);
+        assert_eq!(depot.stats().tiers[0].timeouts, 0);
         depot.close();
     });
 }
@@ -198,12 +198,12 @@ fn reservations_and_pins_that_last_have_a_quarter_of_the_files_and_leave_others_
             let all = ns.reserve_strict(&wanted(3000));
             let refused = all.unwrap_err().to_string();
             // In memory there may be no room either.
-            let named = pipeline != "Posix" || refused.contains("files that it may have open");
+            let named = pipeline != "Posix" || refused.contains("open files of the tier");
             assert!(named, "{refused}");
             let few = ns.reserve(&wanted(8)).unwrap();
             assert!(!few.contains(&None), "{pipeline}");
             ns.abort(&few.into_iter().flatten().collect::<Vec<_>>());
-            assert_eq!(depot.stats().tiers[far].unanswered, 0);
+            assert_eq!(depot.stats().tiers[far].timeouts, 0);
             depot.close();
         }
     });
@@ -242,7 +242,7 @@ fn calls_of_many_blocks_have_their_files_open_in_steps_beside_pins_that_last() {
             let came = came.filter(|outcome| *outcome == Outcome::Done).count();
             assert_eq!(came, first.len(), "{pipeline}");
             ns.unpin(&pins, false);
-            assert_eq!(depot.stats().tiers.last().unwrap().unanswered, 0);
+            assert_eq!(depot.stats().tiers.last().unwrap().timeouts, 0);
             depot.close();
         }
     });

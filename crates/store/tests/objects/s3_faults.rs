@@ -15,7 +15,7 @@ const ALWAYS: usize = usize::MAX;
 
 fn faults(depot: &Depot, cause: &str) -> u64 {
     let tiers = depot.stats().tiers;
-    tiers[0].faults.get(cause).copied().unwrap_or(0)
+    tiers[0].request_errors.get(cause).copied().unwrap_or(0)
 }
 
 /// A few cases at a time: each has a server of its own, and waits for time-outs.
@@ -41,29 +41,37 @@ fn at_rest(depot: &Depot) {
 fn reads_that_fail_are_misses_and_counted_by_cause() {
     let second = Duration::from_secs(1);
     let cases = [
-        (Trouble::Answer(503, "SlowDown"), ALWAYS, "busy"),
-        (Trouble::Answer(500, "InternalError"), ALWAYS, "busy"),
-        (Trouble::Answer(403, "AccessDenied"), ALWAYS, "refused"),
-        (Trouble::Answer(400, "ExpiredToken"), ALWAYS, "refused"),
+        (Trouble::Answer(503, "SlowDown"), ALWAYS, "throttled"),
+        (Trouble::Answer(500, "InternalError"), ALWAYS, "throttled"),
+        (
+            Trouble::Answer(403, "AccessDenied"),
+            ALWAYS,
+            "access_denied",
+        ),
+        (
+            Trouble::Answer(400, "ExpiredToken"),
+            ALWAYS,
+            "access_denied",
+        ),
         (
             Trouble::Answer(403, "RequestTimeTooSkewed"),
             ALWAYS,
-            "refused",
+            "access_denied",
         ),
-        (Trouble::Answer(404, "NoSuchKey"), ALWAYS, "gone"),
+        (Trouble::Answer(404, "NoSuchKey"), ALWAYS, "not_found"),
         (
             Trouble::Answer(412, "PreconditionFailed"),
             ALWAYS,
-            "changed",
+            "precondition_failed",
         ),
-        (Trouble::OtherVersion, ALWAYS, "changed"),
-        (Trouble::Silence, ALWAYS, "late"),
-        (Trouble::Slow(4 * second), ALWAYS, "late"),
-        (Trouble::Closed, ALWAYS, "lost"),
-        (Trouble::Half, ALWAYS, "lost"),
-        (Trouble::Stalled, ALWAYS, "late"),
-        (Trouble::Longer, ALWAYS, "lost"),
-        (Trouble::Rot, 1, "strange"),
+        (Trouble::OtherVersion, ALWAYS, "precondition_failed"),
+        (Trouble::Silence, ALWAYS, "timeout"),
+        (Trouble::Slow(4 * second), ALWAYS, "timeout"),
+        (Trouble::Closed, ALWAYS, "connection_error"),
+        (Trouble::Half, ALWAYS, "connection_error"),
+        (Trouble::Stalled, ALWAYS, "timeout"),
+        (Trouble::Longer, ALWAYS, "connection_error"),
+        (Trouble::Rot, 1, "invalid_object"),
     ];
     side_by_side(&cases, |(trouble, count, cause)| {
         let server = Server::start_impatient();
@@ -81,7 +89,7 @@ fn reads_that_fail_are_misses_and_counted_by_cause() {
         assert!(
             faults(&depot, cause) > 0,
             "{trouble:?}: {:?}",
-            depot.stats().tiers[0].faults
+            depot.stats().tiers[0].request_errors
         );
         server.calm();
         eventually("the block that nothing happened to", || has(&ns, &[2], LEN));
@@ -225,7 +233,7 @@ fn an_object_that_is_not_what_its_name_says_is_a_miss_and_goes() {
         let outcomes = both.map(|ns| get(ns, &[1], LEN)[0]);
         let done = outcomes.iter().filter(|one| **one == Outcome::Done).count();
         assert_eq!(done, usize::from(bytes == good[1]), "{outcomes:?}");
-        assert!(faults(&depot, "strange") >= 1);
+        assert!(faults(&depot, "invalid_object") >= 1);
         for ns in both {
             eventually("a new one", || {
                 put(ns, &[1], LEN) == [true] && has(ns, &[1], LEN)
@@ -252,7 +260,7 @@ fn a_pinned_block_that_is_replaced_is_a_miss() {
     std::thread::sleep(Duration::from_millis(1100));
     assert_eq!(put(&ns, &[1], LEN), [true]);
     assert_eq!(get(&theirs, &[1], LEN), [Outcome::Miss]);
-    assert_eq!(faults(&other, "changed"), 1);
+    assert_eq!(faults(&other, "precondition_failed"), 1);
     assert!(has(&theirs, &[1], LEN), "it looks again");
     other.close();
     depot.close();
@@ -289,7 +297,7 @@ fn credentials_that_expire_are_misses_until_they_are_renewed() {
     .unwrap();
     assert_ne!(get(&ns, &[1], LEN), [Outcome::Done]);
     assert_eq!(put(&ns, &[2], LEN), [false]);
-    assert!(faults(&depot, "refused") >= 2);
+    assert!(faults(&depot, "access_denied") >= 2);
     fs::write(server.credentials(), good).unwrap();
     assert!(has(&ns, &[1], LEN));
     assert_eq!(put(&ns, &[2], LEN), [true]);
@@ -305,7 +313,7 @@ fn a_bucket_that_is_gone_is_empty_and_takes_nothing() {
     server.trouble(None, "", ALWAYS, Trouble::Answer(404, "NoSuchBucket"));
     assert_ne!(get(&ns, &[1], LEN), [Outcome::Done]);
     assert_eq!(put(&ns, &[2], LEN), [false]);
-    assert!(faults(&depot, "gone") >= 2);
+    assert!(faults(&depot, "not_found") >= 2);
     server.calm();
     eventually("the bucket", || has(&ns, &[1], LEN));
     eventually("the block", || put(&ns, &[2], LEN) == [true]);
@@ -320,7 +328,7 @@ fn what_is_not_there_is_no_fault() {
     assert_eq!(get(&ns, &[1, 2], LEN), [Outcome::Miss; 2]);
     assert_eq!(put(&ns, &[1], LEN), [true]);
     assert_eq!(ns.remove(&keys([1, 2])).unwrap(), 1);
-    assert_eq!(faults(&depot, "gone"), 0);
+    assert_eq!(faults(&depot, "not_found"), 0);
     depot.close();
 }
 

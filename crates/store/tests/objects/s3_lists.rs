@@ -138,7 +138,7 @@ fn what_a_lookup_has_found_by_its_limit_is_found() {
         let stats = depot.stats();
         depot.close();
         let others = [true, true, true, true, true, true, true, false, true, true];
-        found == [others; 4] && stats.tiers[0].left_alone == 0
+        found == [others; 4] && stats.tiers[0].circuit_open == 0
     });
     assert!(all_others);
 }

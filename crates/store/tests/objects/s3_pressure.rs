@@ -171,7 +171,7 @@ fn a_store_that_is_silent_for_long_costs_no_other_tier_and_serves_again_once_it_
     let ns = namespace(&depot);
     let near = [0, 1, 2];
     eventually("the first blocks", || put(&ns, &near, LEN) == [true; 3]);
-    let opened = || depot.stats().tiers[1].left_alone;
+    let opened = || depot.stats().tiers[1].circuit_open;
     let before = opened();
     server.trouble(None, "", usize::MAX, Trouble::Silence);
     // Until it is left alone, and has been asked in vain again.
@@ -235,7 +235,7 @@ fn blocks_that_wait_for_a_silent_store_leave_open_files_for_others() {
     let pins = pin_all(&ns, 0..64);
     assert_eq!(pins.len(), 64);
     ns.unpin(&pins, false);
-    assert_eq!(depot.stats().tiers[0].unanswered, 0);
+    assert_eq!(depot.stats().tiers[0].timeouts, 0);
     depot.close();
     child::say("done");
     child::sleep_until_killed();

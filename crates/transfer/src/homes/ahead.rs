@@ -6,11 +6,13 @@ use super::point::Point;
 /// Most hosts that are asked for one key.
 const ASKED_MAX: usize = 2;
 
-/// The hosts of the view `now` to ask for a point, at most two: its first home, and then, where
-/// blocks have not yet moved as a change of the view wants it, the first of its homes `before` that
-/// is still there; else its second home, if it has one.
+/// Returns the hosts of the view `now` that a lookup of a point should query, at most two.
 ///
-/// After one change that is enough: a key that got a new home kept all others but one.
+/// The first is the first home in `now`. The second is the first home in the view `before` that
+/// still exists, while blocks have not moved after a change. Otherwise it is the second home in
+/// `now`, if there is one.
+///
+/// After one change this is sufficient: a key with a new home has kept all others but one.
 #[must_use]
 pub fn ask(now: &HomeMap, before: Option<&HomeMap>, point: Point) -> Homes {
     let mut asked = Homes::default();

@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::point::Point;
 use super::view::View;
 
-/// Most homes of one key.
+/// Largest number of homes of a key.
 pub const REPLICAS_MAX: usize = 8;
 
 /// Hosts that are expected to come before the limit that a race begins with, beyond those that are
@@ -32,7 +32,7 @@ struct Row {
     pace: f64,
 }
 
-/// Hosts of one view, by their place in it, the first home first.
+/// Homes of a key, as indices into the hosts of one view, in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Homes {
     hosts: [u32; REPLICAS_MAX],
@@ -85,7 +85,7 @@ impl Kept {
     }
 }
 
-/// The homes of all keys under one view.
+/// Homes of all keys under one view. The [module](super) has an example.
 #[derive(Clone, Debug)]
 pub struct HomeMap {
     view: Arc<View>,
@@ -98,7 +98,8 @@ pub struct HomeMap {
 }
 
 impl HomeMap {
-    /// The homes under a view, `replicas` of each key, at least one and at most [`REPLICAS_MAX`].
+    /// Creates a map with `replicas` homes per key, 1 to [`REPLICAS_MAX`]. Other values are set to
+    /// the nearest allowed one.
     #[must_use]
     pub fn new(view: Arc<View>, replicas: usize) -> HomeMap {
         let with_room = view.hosts().iter().zip(0..);
@@ -127,27 +128,29 @@ impl HomeMap {
         }
     }
 
-    /// The view that it is of.
+    /// Returns the view.
     #[must_use]
     pub fn view(&self) -> &Arc<View> {
         &self.view
     }
 
-    /// How many homes a key has, where there are so many hosts.
+    /// Returns the number of homes per key, if there are enough hosts.
     #[must_use]
     pub fn replicas(&self) -> usize {
         self.replicas
     }
 
-    /// The homes of a point, the first one first: fewer than `replicas` only where fewer hosts have
-    /// room.
+    /// Returns the homes of a point, in order. There are fewer than `replicas` only if fewer hosts
+    /// have capacity.
     #[must_use]
     pub fn homes(&self, point: Point) -> Homes {
         self.first(point, self.replicas)
     }
 
-    /// The first so many homes of a point, at most [`REPLICAS_MAX`]. Those of a smaller count are
-    /// the first of a larger one's: what needs more copies asks for more, and the others stay.
+    /// Returns the first `count` homes of a point, at most [`REPLICAS_MAX`].
+    ///
+    /// The homes for a smaller count are the first of those for a larger one. A caller that needs
+    /// more copies can therefore request more homes, and the existing copies stay.
     #[must_use]
     pub fn first(&self, point: Point, count: usize) -> Homes {
         let wanted = count.min(REPLICAS_MAX).min(self.rows.len());
@@ -199,14 +202,14 @@ impl HomeMap {
         ((time * self.scale * (1.0 + 1e-12)) as u64).saturating_add(1)
     }
 
-    /// The part of all capacity that a host of the view offers.
+    /// Returns the fraction of the total capacity that the host with the index `host` contributes.
     #[must_use]
     pub fn share(&self, host: usize) -> f64 {
         let capacity = self.view.hosts().get(host).map_or(0, |host| host.capacity);
         capacity as f64 / (self.view.capacity().max(1)) as f64
     }
 
-    /// The bytes of memory that it takes, without those of the view.
+    /// Returns the memory that the map uses, in bytes, without the view.
     #[must_use]
     pub fn bytes(&self) -> usize {
         size_of::<HomeMap>() + self.rows.capacity() * size_of::<Row>()

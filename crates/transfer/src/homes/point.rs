@@ -2,12 +2,12 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-/// A key, or a key with its namespace, as one number. The homes of a block depend on it alone.
+/// Hash of a key, or of a key with its namespace. The homes of a block depend on it alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Point(pub u64);
 
 impl Point {
-    /// The point of an identity: any bytes, the same on every host.
+    /// Returns the point of an identity: any bytes that are equal on every host.
     #[must_use]
     pub fn of(identity: &[u8]) -> Point {
         Point(xxh3_64(identity))

@@ -3,23 +3,24 @@
 use super::map::HomeMap;
 use super::point::Point;
 
-/// Where copies of sampled keys are under two views.
+/// Positions of the copies of sampled keys under two views, to measure the effect of a change.
 #[derive(Clone, Debug)]
 pub struct Shift {
     /// For each host of the view before, its place in the view after.
     places: Vec<Option<u32>>,
-    /// Points that were looked at.
+    /// Number of sampled points.
     pub points: u64,
-    /// Copies that some host has to get from another: homes after the change that were none before.
+    /// Number of copies that a host must get from another one: homes after the change that were no
+    /// homes before.
     pub moved: u64,
-    /// Copies of each host of the view before.
+    /// Number of copies per host of the view before the change.
     pub held_before: Vec<u64>,
-    /// Copies of each host of the view after.
+    /// Number of copies per host of the view after the change.
     pub held_after: Vec<u64>,
 }
 
 impl Shift {
-    /// Nothing looked at yet.
+    /// Creates an empty sample for a change from `before` to `after`.
     #[must_use]
     pub fn new(before: &HomeMap, after: &HomeMap) -> Shift {
         let hosts = before.view().hosts().iter();
@@ -33,19 +34,19 @@ impl Shift {
         }
     }
 
-    /// Looks at one more point; both maps are those that it was made for.
+    /// Adds a point. Both maps must be those that the sample was created for.
     ///
     /// # Panics
-    /// With maps of other views.
+    /// If a map has another view.
     pub fn look(&mut self, before: &HomeMap, after: &HomeMap, point: Point) {
         let (old, new) = (before.homes(point), after.homes(point));
         self.count(&old, &new);
     }
 
-    /// The same, for homes that are known.
+    /// Adds a point with known homes, `old` before the change and `new` after it.
     ///
     /// # Panics
-    /// With homes of other views.
+    /// If the homes belong to another view.
     pub fn count(&mut self, old: &[u32], new: &[u32]) {
         self.points += 1;
         for host in old {
@@ -60,7 +61,7 @@ impl Shift {
         }
     }
 
-    /// Takes in what another one, of the same maps, has looked at.
+    /// Adds all points of `other`, which was created for the same maps.
     pub fn add(&mut self, other: &Shift) {
         self.points += other.points;
         self.moved += other.moved;
@@ -74,9 +75,11 @@ impl Shift {
     }
 }
 
-/// Copies of each key that no placement by capacity can leave where they are: what hosts' shares
-/// grow by, for as many copies as a key has. Where one host holds more than `1 / replicas` of all
-/// capacity no placement is by capacity, and this is a number like others.
+/// Returns the number of copies per key that every placement by capacity must move: the growth of
+/// the hosts' fractions, times the number of copies per key.
+///
+/// If one host has more than `1 / replicas` of the total capacity, no placement is exactly by
+/// capacity, and the number is only an estimate.
 #[must_use]
 pub fn ideal(before: &HomeMap, after: &HomeMap) -> f64 {
     let hosts = after.view().hosts().iter().enumerate();

@@ -2,39 +2,39 @@
 
 use thiserror::Error;
 
-/// A host that may hold blocks.
+/// Host that may store blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// Its name, which stays when its address changes. Homes are drawn by it.
+    /// Name of the host, which stays the same when its address changes. Homes depend on it.
     pub name: String,
-    /// Where its engine listens.
+    /// Address that the host's engine listens on.
     pub address: String,
-    /// Bytes that it offers. One with none is there, and is nobody's home.
+    /// Contributed capacity, in bytes. A host with 0 is a member, and no replica host.
     pub capacity: u64,
-    /// Tells a process from the one that had the name before; a later one has a higher number. 0:
-    /// the membership draws one when it registers the host.
+    /// Number that distinguishes a process from earlier ones with the same name; later processes
+    /// have higher numbers. With 0 the membership chooses one when it registers the host.
     pub incarnation: u64,
 }
 
-/// What is not allowed in a view.
+/// Reason of a rejected view.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ViewError {
-    /// Two hosts of one name.
-    #[error("hosts: {0:?} is not allowed twice: names are of one host each")]
+    /// Two hosts have the same name.
+    #[error("hosts: duplicate host name {0:?}")]
     Twice(String),
-    /// A host without a name.
-    #[error("hosts: \"\" is not allowed: a name of one byte or more")]
+    /// A host has no name.
+    #[error("hosts: empty host name")]
     Nameless,
-    /// More hosts than places in a row have numbers for.
-    #[error("hosts: {0} is not allowed: at most 65536")]
+    /// There are more than 65,536 hosts.
+    #[error("hosts: {0} hosts are not allowed; allowed: at most 65536")]
     TooMany(usize),
 }
 
 /// Most hosts of a view: far more than one view shall have, and few enough for any sum of them.
 const HOSTS_MAX: usize = 65_536;
 
-/// The hosts as of a moment, in order of their names.
+/// Hosts at one moment, in the order of their names. The [module](super) has an example.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
     epoch: u64,
@@ -42,10 +42,10 @@ pub struct View {
 }
 
 impl View {
-    /// A view of these hosts.
+    /// Creates a view of these hosts.
     ///
     /// # Errors
-    /// [`ViewError`] where a name is empty or stands twice, or there are too many.
+    /// [`ViewError`] if a name is empty or occurs twice, or if there are more than 65,536 hosts.
     pub fn new(epoch: u64, mut hosts: Vec<Host>) -> Result<View, ViewError> {
         if hosts.len() > HOSTS_MAX {
             return Err(ViewError::TooMany(hosts.len()));
@@ -60,34 +60,36 @@ impl View {
         Ok(View { epoch, hosts })
     }
 
-    /// Which of the source's states this is: views of one epoch are the same on all hosts, and a
-    /// higher one is later, as long as the source has its memory.
+    /// Returns the number of the source's state that this view shows.
+    ///
+    /// Views with the same epoch are equal on all hosts, and a higher epoch is later, as long as
+    /// the source keeps its data.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// The hosts, in order of their names.
+    /// Returns the hosts, in the order of their names.
     #[must_use]
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
     }
 
-    /// Where the host of a name stands among them.
+    /// Returns the index of the host with this name.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<usize> {
         let by = |host: &Host| host.name.as_str().cmp(name);
         self.hosts.binary_search_by(by).ok()
     }
 
-    /// The bytes that all of them offer.
+    /// Returns the total capacity of all hosts, in bytes.
     #[must_use]
     pub fn capacity(&self) -> u128 {
         let capacities = self.hosts.iter().map(|host| u128::from(host.capacity));
         capacities.sum()
     }
 
-    /// The bytes of memory that it takes.
+    /// Returns the memory that the view uses, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let texts = |host: &Host| host.name.capacity() + host.address.capacity();

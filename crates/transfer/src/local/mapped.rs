@@ -61,9 +61,10 @@ impl Drop for Use<'_> {
 impl Mapped {
     /// From what the neighbour said, and the descriptors that came with it.
     pub(super) fn new(body: &[u8], descriptors: Vec<OwnedFd>, process: i32) -> io::Result<Mapped> {
-        let (lead, places) = Lead::read_from_prefix(body).map_err(|_| broken("no lead"))?;
-        let places = <[Place]>::ref_from_bytes(places).map_err(|_| broken("no places"))?;
-        let reach = Reach::of(lead.reach.get()).ok_or_else(|| broken("an unknown reach"))?;
+        let (lead, places) =
+            Lead::read_from_prefix(body).map_err(|_| broken("truncated header"))?;
+        let places = <[Place]>::ref_from_bytes(places).map_err(|_| broken("truncated places"))?;
+        let reach = Reach::of(lead.reach.get()).ok_or_else(|| broken("unknown reach"))?;
         let rights = Rights::of(lead.rights.get());
         let mut mapped = Mapped {
             ranges: Vec::with_capacity(places.len()),
@@ -85,7 +86,7 @@ impl Mapped {
                 Reach::Process => usize::try_from(place.at.get()).map_err(io::Error::other)?,
                 Reach::Mapping => {
                     let mapping = mappings.get(place.descriptor.get() as usize);
-                    let mapping = mapping.ok_or_else(|| broken("no such descriptor"))?;
+                    let mapping = mapping.ok_or_else(|| broken("missing descriptor"))?;
                     let buffer = mapping
                         .buffer(place.at.get(), len)
                         .map_err(io::Error::other)?;
@@ -95,10 +96,10 @@ impl Mapped {
             mapped.ranges.push(Range { start, len, at });
             start = start
                 .checked_add(len)
-                .ok_or_else(|| broken("ranges of more than all"))?;
+                .ok_or_else(|| broken("ranges exceed the address space"))?;
         }
         if start != lead.len.get() || places.is_empty() {
-            return Err(broken("ranges of another length"));
+            return Err(broken("ranges do not match the length"));
         }
         *mapped.mappings.get_mut() = mappings;
         if reach == Reach::Process {
@@ -276,7 +277,7 @@ fn map_all(
     for (number, descriptor) in descriptors.into_iter().enumerate() {
         let is_its = |place: &&Place| place.descriptor.get() as usize == number;
         let medium = places.iter().find(is_its).map(|place| place.medium.get());
-        let medium = medium.ok_or_else(|| broken("a descriptor of nothing"))?;
+        let medium = medium.ok_or_else(|| broken("missing descriptor"))?;
         let mapping = Mapping::from_fd(descriptor, medium, access);
         mappings.push(mapping.map_err(io::Error::other)?);
     }

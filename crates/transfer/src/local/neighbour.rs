@@ -68,7 +68,8 @@ impl Neighbours {
         let mut known = entry.lock();
         if !known.as_ref().is_some_and(|one| one.is_so(Instant::now())) {
             let knocked = Neighbour::knock(shake, target);
-            let knocked = knocked.inspect_err(|error| tracing::debug!(%error, "no neighbour"));
+            let knocked =
+                knocked.inspect_err(|error| tracing::debug!(%error, "no local connection"));
             *known = Some(match knocked {
                 Ok(neighbour) => Known::Lives(Arc::new(neighbour)),
                 Err(_) => Known::IsNone {
@@ -271,7 +272,7 @@ impl Shared {
                 Some((grant, mapped))
             }
             Err(error) => {
-                tracing::debug!(%error, "memory of this host is reached by the network");
+                tracing::debug!(%error, "using the network to reach memory of this host");
                 self.unmapped(grant);
                 None
             }

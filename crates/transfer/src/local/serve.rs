@@ -155,7 +155,7 @@ impl Host for House {
 
     fn refused(&self, _peer: Option<SocketAddr>, why: &str) {
         // It is this user's, and comes by the network then.
-        tracing::debug!(why, "a neighbour is not greeted");
+        tracing::debug!(why, "handshake with a process of this host failed");
     }
 }
 

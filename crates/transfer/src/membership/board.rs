@@ -10,7 +10,8 @@ use parking_lot::Mutex;
 use super::status::{Standing, Status};
 use crate::homes::View;
 
-/// Gets each new view, in order, on a thread of the membership's own, which waits for it.
+/// Callback that receives each new view, in order. A thread of the membership calls it and waits
+/// for it.
 pub type OnView = Box<dyn Fn(&Arc<View>) + Send + Sync>;
 
 /// The view, its callback, and how things stand.
@@ -66,7 +67,7 @@ impl Board {
             return;
         }
         let (epoch, hosts) = (view.epoch(), view.hosts().len());
-        tracing::info!(epoch, hosts, "hosts");
+        tracing::info!(epoch, hosts, "membership view changed");
         let view = Arc::new(view);
         self.view.store(Arc::clone(&view));
         (self.on_view)(&view);
@@ -76,7 +77,7 @@ impl Board {
     pub(super) fn heard(&self) {
         if let Some(since) = self.state.lock().stale_since.take() {
             let seconds = since.elapsed().as_secs_f64();
-            tracing::info!(seconds, "hosts are heard of");
+            tracing::info!(seconds, "membership source recovered");
         }
     }
 
@@ -87,7 +88,7 @@ impl Board {
         if state.stale_since.is_none() {
             state.stale_since = Some(Instant::now());
             drop(state);
-            tracing::warn!(error, "hosts are not heard of: the last view stays");
+            tracing::warn!(error, "membership source unreachable; keeping last view");
         }
     }
 
@@ -95,14 +96,14 @@ impl Board {
         let mut state = self.state.lock();
         if std::mem::replace(&mut state.standing, standing) != standing {
             drop(state);
-            tracing::info!(?standing, "this host");
+            tracing::info!(?standing, "member state changed");
         }
     }
 
     /// Something went wrong on this host's way into the view.
     pub(super) fn trouble(&self, error: &str) {
         self.state.lock().error = Some(error.to_owned());
-        tracing::debug!(error, "this host");
+        tracing::debug!(error, "membership error");
     }
 }
 

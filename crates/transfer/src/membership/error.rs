@@ -4,25 +4,25 @@ use thiserror::Error;
 
 use crate::homes::ViewError;
 
-/// Why there is no membership.
+/// Reason why a membership cannot be created or changed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A setting that is not allowed.
-    #[error("{field}: {value:?} is not allowed: {allowed}")]
+    /// A setting is not allowed.
+    #[error("{field}: {value:?} is not allowed; allowed: {allowed}")]
     Setting {
-        /// Which one.
+        /// Name of the setting.
         field: &'static str,
-        /// What it is.
+        /// Value of the setting.
         value: String,
-        /// What it may be.
+        /// Allowed values.
         allowed: &'static str,
     },
-    /// Hosts that are no view.
+    /// The hosts do not form a view.
     #[error(transparent)]
     View(#[from] ViewError),
-    /// The system has no thread.
-    #[error("a thread of the membership: {0}")]
+    /// A thread cannot be started.
+    #[error("cannot start a membership thread: {0}")]
     Thread(#[source] std::io::Error),
 }
 

@@ -2,30 +2,31 @@
 
 use std::time::Duration;
 
-/// How a process stands among the hosts.
+/// State of this process in the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Standing {
-    /// It only looks, or is one of a fixed list.
+    /// The process only follows, or the hosts are fixed.
     Looking,
-    /// It is not registered yet, or not any more.
+    /// The process is not registered yet, or no longer.
     Joining,
-    /// It is registered, as far as it knows.
+    /// The process is registered, as far as it knows.
     Joined,
-    /// A later process has its name. It stays out until that one has gone.
+    /// A later process has the same name. This process stays unregistered until the other one
+    /// leaves.
     Displaced,
 }
 
-/// Whether the view is what the source says now.
+/// State of a membership.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
-    /// Whether the source is being heard.
+    /// True if the source responds, so that the view is current.
     pub is_current: bool,
-    /// For how long it has not been; none while it is.
+    /// Time since the source last responded; `None` while it responds.
     pub stale: Option<Duration>,
-    /// This process.
+    /// State of this process in the view.
     pub standing: Standing,
-    /// The last thing that went wrong, also when it has been well since.
+    /// Last error, also after a recovery.
     pub error: Option<String>,
 }

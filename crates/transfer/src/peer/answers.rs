@@ -108,7 +108,7 @@ impl<'a> Answers<'a> {
         let mut state = self.lane.state.lock();
         loop {
             let Some(first) = state.flying.front() else {
-                return Err(broken(Malformed("an answer to nothing")));
+                return Err(broken(Malformed("unexpected response")));
             };
             if first.is_sent {
                 break;
@@ -120,7 +120,7 @@ impl<'a> Answers<'a> {
             self.conn.arrived.wait(&mut state);
         }
         let Some(first) = state.flying.front_mut() else {
-            return Err(broken(Malformed("an answer to nothing")));
+            return Err(broken(Malformed("unexpected response")));
         };
         let (verb, most) = first.expects();
         let status = head.answers(verb, first.number, most).map_err(broken)?;
@@ -142,9 +142,7 @@ impl<'a> Answers<'a> {
     /// Receives the bytes of a read.
     fn fill(&mut self, head: &Head) -> io::Result<()> {
         if head.is_summed() != self.lane.core.summed.reads {
-            return Err(broken(Malformed(
-                "a checksum that nobody asked for, or none",
-            )));
+            return Err(broken(Malformed("unexpected or missing checksum")));
         }
         let summed = head.is_summed().then_some(head.bytes.get());
         let sum = self.ranges.receive(self.conn.as_fd(), summed);

@@ -58,7 +58,7 @@ impl Shake {
         let by = Instant::now() + self.timeout;
         socket::receive_by(fd, challenge.as_mut_bytes(), by).map_err(|error| {
             match challenge.as_bytes().starts_with(&ALERT) {
-                true => Cold::Refused("it speaks TLS".to_owned()),
+                true => Cold::Refused("it uses TLS; configure TLS on this host too".to_owned()),
                 false => error.into(),
             }
         })?;
@@ -75,7 +75,7 @@ impl Shake {
         let mut theirs = [0; MAC];
         match socket::receive_by(fd, &mut theirs, by) {
             Ok(()) if proof.proves(Turn::Target, &mine, theirs) => Ok(challenge),
-            Ok(()) => Err(Cold::Refused("it has another token".to_owned())),
+            Ok(()) => Err(Cold::Refused("it uses a different token".to_owned())),
             Err(error) => Err(error.into()),
         }
     }

@@ -313,14 +313,14 @@ impl Peer {
             }
             Ok(Err(Fault::Failed)) => Err(Error::Refused {
                 peer: peer(),
-                reason: "the call failed there".to_owned(),
+                reason: "the call failed on the peer".to_owned(),
             }),
             Ok(Err(Fault::Closed)) => Err(Error::Closed),
             Ok(Err(_)) => Err(lost(match &*self.core.failure.lock() {
-                Some(why) => format!("it cannot be reached: {why}"),
-                None => "it cannot be reached".to_owned(),
+                Some(why) => format!("cannot be reached: {why}"),
+                None => "cannot be reached".to_owned(),
             })),
-            Err(_) => Err(lost(format!("no answer within {timeout:?}"))),
+            Err(_) => Err(lost(format!("no response within {timeout:?}"))),
         }
     }
 

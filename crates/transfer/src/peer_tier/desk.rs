@@ -75,7 +75,7 @@ impl Desk {
             if let Some(job) = state.jobs.pop_front() {
                 drop(state);
                 if catch_unwind(AssertUnwindSafe(job)).is_err() {
-                    tracing::error!(desk = self.name, "a job has panicked");
+                    tracing::error!(desk = self.name, "internal error: job panicked");
                 }
                 state = self.state.lock();
                 continue;

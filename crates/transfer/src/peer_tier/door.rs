@@ -55,8 +55,9 @@ impl Borrowed for Lent {
 impl PeerDoor {
     /// Opens the door that a depot's key is to.
     pub(super) fn open(key: &[u8]) -> Result<PeerDoor, Error> {
-        let pass: Pass = postcard::from_bytes(key)
-            .map_err(|_| Error::input("door", "bytes", "the key of this release's owner"))?;
+        let pass: Pass = postcard::from_bytes(key).map_err(|_| {
+            Error::input("door", "bytes", "a key from a server of the same release")
+        })?;
         let config = Config {
             listen: None,
             token: pass.token,

@@ -240,7 +240,7 @@ impl Held {
                 note(new);
                 Ok(())
             }
-            _ => Err(Error::Closed("a block is not being written")),
+            _ => Err(Error::Closed("the block is not being written")),
         }
     }
 }
@@ -262,7 +262,7 @@ impl Ends for Held {
     ) -> Result<(), Error> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= place.len);
         if !inside {
-            return Err(Error::input("len", len, "bytes of the block"));
+            return Err(Error::input("len", len, "a range within the block"));
         }
         ends.clear();
         let entries = self.entries.lock();
@@ -286,7 +286,9 @@ impl Ends for Held {
             ends.push(span.buffer(offset, len, writable));
             return Ok(());
         }
-        let own = own.ok_or(Error::Closed("a block is neither pinned nor written"))?;
+        let own = own.ok_or(Error::Closed(
+            "the block is neither pinned nor being written",
+        ))?;
         *ends = self.share.buffers(own, offset, len)?;
         Ok(())
     }
@@ -297,7 +299,7 @@ impl Ends for Held {
         }
         let entries = self.entries.lock();
         let Some(What::Pinned(pinned)) = entries.get(&place.token.sequence) else {
-            return Err(Error::Closed("a block is not pinned"));
+            return Err(Error::Closed("the block is not pinned"));
         };
         let begin = place.len.checked_sub(pinned.table.len() as u64);
         let (name, sum) = (&place.identity, place.checksum);

@@ -86,7 +86,8 @@ pub(super) struct Home {
 impl Home {
     pub(super) fn new(name: &str, share: &Arc<Share>) -> Result<Home, Error> {
         // Those of a process that was there before name nothing.
-        let first = random::<8>().map_err(|_| Error::Closed("no random bytes"))?;
+        let first =
+            random::<8>().map_err(|_| Error::Closed("cannot get random bytes from the system"))?;
         Ok(Home {
             name: name.to_owned(),
             share: Arc::clone(share),

@@ -182,7 +182,7 @@ impl Hosts {
             tracing::warn!(
                 host = name,
                 address,
-                "a host has no address that can be used"
+                "host has no usable address; its blocks are misses"
             );
             return None;
         };

@@ -74,7 +74,7 @@ const ROUNDS_MAX: usize = 8;
 /// What follows the answers of all hosts.
 type Heard = Box<dyn FnOnce(Vec<Said>) + Send>;
 
-/// The kind `Peer`, with its section.
+/// Returns the kind of tier `Peer`, with its section of options.
 #[must_use]
 pub fn tier_kind() -> TierKind {
     TierKind {
@@ -88,7 +88,8 @@ pub fn tier_kind() -> TierKind {
     }
 }
 
-/// Has configurations of this process know the tier; a program says so before it reads one.
+/// Makes the tier `Peer` known to configurations of this process. Call it before a configuration is
+/// read.
 pub fn install() {
     Kinds::know(tier_kind());
     know_door(NAME, |key| Ok(Arc::new(PeerDoor::open(key)?) as _));
@@ -155,8 +156,10 @@ impl Peers {
                 Membership::etcd(settings, Some(host), Box::new(|_| ()))
             }
         };
-        let membership = membership
-            .map_err(|error| Error::config("peer", error.to_string(), "hosts that can be"))?;
+        let membership = membership.map_err(|error| {
+            let allowed = format!("hosts that can form a cluster ({error})");
+            Error::config("peer", "this section", allowed)
+        })?;
         let net = Net::new(Arc::clone(&engine), half(terms.lookup), half(terms.timeout));
         let hosts = Hosts::new(
             &options.name,
@@ -205,7 +208,7 @@ impl Peers {
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
     kvdepot_host::cpu::spawn(name, work).map_err(|source| Error::Io {
-        path: "thread".into(),
+        path: "cannot start a thread".into(),
         source,
     })
 }
@@ -447,7 +450,7 @@ impl Tier for Peers {
         let at = at.map_or_else(String::new, |at| format!(" at {at}"));
         let down = match common.hosts.down() {
             0 => String::new(),
-            down => format!(", of which {down} do not answer"),
+            down => format!(", {down} of them unreachable"),
         };
         format!("{NAME} {capacity}{at}, one of {hosts} hosts{down}")
     }
@@ -472,11 +475,13 @@ impl Tier for Peers {
         stats.requests = net.calls.load(Ordering::Relaxed);
         let unheard = net.unheard.load(Ordering::Relaxed);
         if unheard > 0 {
-            stats.faults.insert("unanswered".to_owned(), unheard);
+            stats.request_errors.insert("timeout".to_owned(), unheard);
         }
         let refused = common.engine.stats().refused_greetings;
         if refused > 0 {
-            stats.faults.insert("ungreeted".to_owned(), refused);
+            stats
+                .request_errors
+                .insert("handshake_failed".to_owned(), refused);
         }
         stats
     }

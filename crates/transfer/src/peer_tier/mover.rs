@@ -91,7 +91,7 @@ impl Mover {
             }
             let pass = catch_unwind(AssertUnwindSafe(|| self.pass(all)));
             let pass = pass.unwrap_or_else(|_| {
-                tracing::error!("blocks could not go to their homes: the mover has panicked");
+                tracing::error!("internal error: rebalancing thread panicked");
                 Pass { moved: 0, left: 1 }
             });
             if pass.left == 0 {
@@ -99,7 +99,7 @@ impl Mover {
             }
             if pass.moved > 0 {
                 let (blocks, left) = (pass.moved, pass.left);
-                tracing::info!(blocks, left, "blocks have gone to their homes");
+                tracing::info!(blocks, left, "rebalanced blocks");
             }
             // What nobody takes is offered again later and later.
             pause = match pass.moved {

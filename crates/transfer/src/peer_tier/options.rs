@@ -164,7 +164,7 @@ impl Options {
     pub(super) fn read(section: &Section, files: bool) -> Result<Options, Error> {
         let missing = |field: &str, allowed: &str| Error::config(field, "missing", allowed);
         let name = section.text("name");
-        let name = name.ok_or_else(|| missing("peer.name", "this host's name"))?;
+        let name = name.ok_or_else(|| missing("peer.name", "a unique name for this host"))?;
         let capacity = section.number("capacity");
         let capacity = capacity.ok_or_else(|| missing("peer.capacity", size::SIZE_HELP))?;
         let source = source(section, capacity)?;
@@ -182,17 +182,20 @@ impl Options {
             .map(|text| address("peer.advertise", text))
             .transpose()?;
         if advertise.is_some() && own.is_some() {
-            let allowed = "none with peer.hosts, which has this host's address";
+            let allowed =
+                "this option only with peer.etcd (peer.hosts contains the address of this host)";
             let value = section.text("advertise").unwrap_or_default();
             return Err(Error::config("peer.advertise", value, allowed));
         }
         if own.is_none() && advertise.is_none() && listen.ip().is_unspecified() {
-            let allowed = "an address that others can connect to, as peer.listen is none";
+            let allowed =
+                "an address that other hosts can connect to, because peer.listen is not one";
             return Err(Error::config("peer.advertise", "missing", allowed));
         }
         let (token, tls) = (token(section, files)?, tls(section)?);
         if token.is_none() && tls.is_none() && !listen.ip().is_loopback() {
-            let allowed = "a loopback address, or a peer.token or peer.token_file, or peer.tls_ca";
+            let allowed = "a loopback address, or any address with peer.token, peer.token_file or \
+                           peer.tls_ca";
             return Err(Error::config("peer.listen", listen, allowed));
         }
         let replicas = section.number("replicas").unwrap_or(1);
@@ -218,10 +221,12 @@ fn source(section: &Section, capacity: u64) -> Result<Source, Error> {
     match (section.text("hosts"), section.text("etcd")) {
         (Some(hosts), None) => {
             for field in ["etcd_prefix", "etcd_ttl"] {
-                let given = section.text(field).is_some() || section.duration(field).is_some();
-                if given {
-                    let (field, allowed) = (format!("peer.{field}"), "none without peer.etcd");
-                    return Err(Error::config(field, "given", allowed));
+                let given = section.text(field).map(str::to_owned);
+                let given = given.or_else(|| section.duration(field).map(|it| format!("{it:?}")));
+                if let Some(given) = given {
+                    let (field, allowed) =
+                        (format!("peer.{field}"), "this option only with peer.etcd");
+                    return Err(Error::config(field, given, allowed));
                 }
             }
             Ok(Source::Fixed(fixed(hosts, capacity)?))
@@ -244,11 +249,11 @@ fn source(section: &Section, capacity: u64) -> Result<Source, Error> {
             Ok(Source::Etcd(settings))
         }
         (Some(_), Some(etcd)) => {
-            let allowed = "one of peer.hosts and peer.etcd";
+            let allowed = "either peer.hosts or peer.etcd, not both";
             Err(Error::config("peer.etcd", etcd, allowed))
         }
         (None, None) => {
-            let allowed = "NAME IP:PORT CAPACITY of each host, or peer.etcd";
+            let allowed = "NAME IP:PORT CAPACITY of each host (or set peer.etcd)";
             Err(Error::config("peer.hosts", "missing", allowed))
         }
     }
@@ -274,15 +279,22 @@ fn fixed(text: &str, capacity: u64) -> Result<Vec<Host>, Error> {
     };
     let hosts = text.split(',').map(host).collect::<Result<Vec<_>, _>>()?;
     let view = View::new(1, hosts.clone());
-    view.map_err(|error| Error::config("peer.hosts", text, error.to_string()))?;
+    view.map_err(|error| {
+        let allowed = format!("a valid list of hosts ({error})");
+        Error::config("peer.hosts", text, allowed)
+    })?;
     Ok(hosts)
 }
 
 fn own_of(hosts: &[Host], name: &str, capacity: u64) -> Result<SocketAddr, Error> {
     let own = hosts.iter().find(|host| host.name == name);
-    let own = own.ok_or_else(|| Error::config("peer.name", name, "a name in peer.hosts"))?;
+    let own =
+        own.ok_or_else(|| Error::config("peer.name", name, "one of the names in peer.hosts"))?;
     if own.capacity != capacity {
-        let allowed = format!("{}, as peer.hosts has it", size::show(own.capacity));
+        let allowed = format!(
+            "{}, the capacity of this host in peer.hosts",
+            size::show(own.capacity)
+        );
         return Err(Error::config(
             "peer.capacity",
             size::show(capacity),
@@ -301,7 +313,7 @@ fn address(field: &str, text: &str) -> Result<SocketAddr, Error> {
 fn token(section: &Section, files: bool) -> Result<Option<Vec<u8>>, Error> {
     match (section.text("token"), section.path("token_file")) {
         (Some(_), Some(path)) => {
-            let allowed = "one of peer.token and peer.token_file";
+            let allowed = "either peer.token or peer.token_file, not both";
             Err(Error::config("peer.token_file", path.display(), allowed))
         }
         (Some(token), None) => Ok(Some(token.as_bytes().to_vec())),
@@ -314,13 +326,15 @@ fn token(section: &Section, files: bool) -> Result<Option<Vec<u8>>, Error> {
 fn token_of(path: &Path) -> Result<Vec<u8>, Error> {
     use std::os::unix::fs::PermissionsExt;
     let io = |source| Error::Io {
-        path: path.into(),
+        path: format!("peer.token_file: {}", path.display()).into(),
         source,
     };
     let refuse = |allowed: &str| Error::config("peer.token_file", path.display(), allowed);
     let meta = std::fs::metadata(path).map_err(io)?;
     if meta.permissions().mode() & 0o077 != 0 {
-        return Err(refuse("a file that only its owner can read: mode 0600"));
+        return Err(refuse(
+            "a file that only its owner can read; set its mode to 0600 (chmod 600)",
+        ));
     }
     if meta.len() > 4096 {
         return Err(refuse("a file of at most 4096 bytes"));
@@ -328,7 +342,7 @@ fn token_of(path: &Path) -> Result<Vec<u8>, Error> {
     let text = std::fs::read(path).map_err(io)?;
     let token = text.trim_ascii();
     match token.is_empty() {
-        true => Err(refuse("a file with a token")),
+        true => Err(refuse("a file that contains a token")),
         false => Ok(token.to_vec()),
     }
 }
@@ -354,10 +368,13 @@ pub(super) fn refused(error: crate::error::Error) -> Error {
             allowed,
         } => Error::config(format!("peer.{field}"), value, allowed),
         crate::error::Error::Io { what, source } => Error::Io {
-            path: format!("peer: {what}").into(),
+            path: format!("peer: cannot {what}").into(),
             source,
         },
-        other => Error::config("peer", other.to_string(), "an engine that starts"),
+        other => {
+            let allowed = format!("settings with which the transfer engine starts ({other})");
+            Error::config("peer", "this section", allowed)
+        }
     }
 }
 

@@ -148,7 +148,7 @@ impl Share {
     ) -> Result<Vec<Buffer>, Error> {
         let mut buffers = Vec::new();
         let end = offset.checked_add(len).filter(|end| *end <= place.len);
-        let end = end.ok_or_else(|| Error::input("len", len, "bytes of the block"))?;
+        let end = end.ok_or_else(|| Error::input("len", len, "a range within the block"))?;
         self.arena.buffers(place, offset..end, &mut buffers)?;
         Ok(buffers)
     }

@@ -196,7 +196,7 @@ impl Target {
             peer: self.address.to_string(),
             reason,
         };
-        let ask = encode(&Ask::Name).ok_or_else(|| lost("no question".to_owned()))?;
+        let ask = encode(&Ask::Name).ok_or_else(|| lost("cannot encode the request".to_owned()))?;
         let (engine, limit) = (&self.net.engine, self.net.lookup);
         let (said, lender) = engine.converse(self.address, ask, limit)?;
         match decode(&said) {
@@ -204,8 +204,8 @@ impl Target {
                 self.met.store(lender.target(), Ordering::Release);
                 Ok(())
             }
-            Some(Said::Name(name)) => Err(lost(format!("it is host {name:?} by now"))),
-            _ => Err(lost("it does not say which host it is".to_owned())),
+            Some(Said::Name(name)) => Err(lost(format!("it is now host {name:?}"))),
+            _ => Err(lost("it did not report its host name".to_owned())),
         }
     }
 
@@ -238,7 +238,7 @@ impl Target {
         self.is_down.store(true, Ordering::Release);
         drop(down);
         if was_there {
-            tracing::warn!(host = self.name, %error, "a host is left alone: it does not answer");
+            tracing::warn!(host = self.name, %error, "host unreachable; its blocks are misses");
         }
     }
 
@@ -267,7 +267,7 @@ impl Target {
                     target.is_down.store(false, Ordering::Release);
                     target.net.changes.fetch_add(1, Ordering::AcqRel);
                     drop(down);
-                    tracing::info!(host = target.name, "a host answers again");
+                    tracing::info!(host = target.name, "host reachable again");
                 }
                 Err(_) => {
                     down.pause = (down.pause * 2).min(PAUSE_MOST);

@@ -55,7 +55,7 @@ impl Exposed {
             for buffer in grant.buffers().iter() {
                 let region = fabric.lend(device, buffer, grant.rights);
                 let region = region.inspect_err(|error| {
-                    tracing::debug!(%error, "memory is reached by connections");
+                    tracing::debug!(%error, "using TCP to reach this memory");
                 });
                 let region = region.ok()?;
                 let known = Known {

@@ -72,7 +72,7 @@ impl Link {
             .map(|device| fabric.queue(device))
             .collect();
         let queues = queues
-            .inspect_err(|error| tracing::warn!(%error, "no RDMA"))
+            .inspect_err(|error| tracing::warn!(%error, "RDMA setup failed; using TCP"))
             .ok()?;
         let ends: Vec<u8> = queues
             .iter()
@@ -91,7 +91,7 @@ impl Link {
             let connected = Endpoint::from_bytes(*end).and_then(|end| queue.connect(&end));
             let lane = connected.and_then(|()| verbs::Lane::new(queue, WATERMARK));
             let lane = lane
-                .inspect_err(|error| tracing::warn!(%error, "no RDMA"))
+                .inspect_err(|error| tracing::warn!(%error, "RDMA setup failed; using TCP"))
                 .ok()?;
             let ours = Arc::new(Lane {
                 device,
@@ -270,7 +270,7 @@ impl Work<'_> {
                     continue;
                 }
                 if !matches!(error, verbs::Error::Full { .. } | verbs::Error::Shut) {
-                    tracing::warn!(%error, "a slice goes by a connection");
+                    tracing::warn!(%error, "RDMA post failed; falling back to TCP");
                 }
                 // Not taken, and so not reported.
                 if let Some(posted) = self.posted.get_mut(&id) {

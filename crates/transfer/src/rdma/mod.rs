@@ -59,7 +59,7 @@ impl Fabric {
             match opened {
                 Ok(opened) => devices.push(opened),
                 Err(error) if names.is_some() => return Err(error),
-                Err(error) => tracing::debug!(%error, "an RDMA device is not used"),
+                Err(error) => tracing::debug!(%error, "skipping an RDMA device"),
             }
         }
         let fabric = Fabric {

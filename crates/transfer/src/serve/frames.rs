@@ -39,7 +39,7 @@ pub(super) fn serve(house: &House, session: &Session, served: &Served) {
         if error.kind() == io::ErrorKind::InvalidData {
             house.counts.frames.fetch_add(1, Ordering::Relaxed);
             let peer = served.line.peer();
-            tracing::warn!(%peer, %error, "a connection ends");
+            tracing::warn!(%peer, %error, "malformed frame; closing connection");
         }
         return;
     }
@@ -82,7 +82,7 @@ impl Frames<'_> {
                 self.far(&head, |fabric, session| session.expose(fabric, number))
             }
             Verb::Map | Verb::Unmap | Verb::Withdraw => {
-                Err(broken(Malformed("a neighbour's verb")))
+                Err(broken(Malformed("a verb of local connections")))
             }
         }
     }
@@ -108,12 +108,10 @@ impl Frames<'_> {
         socket::receive(self.served.line.as_fd(), &mut self.bytes)?;
         let (rest, said) = self.bytes.split_at(rows);
         if head.is_summed() && said != rows_sum(head.as_bytes(), rest) {
-            return Err(broken(Malformed(
-                "a head or rows that do not match their checksum",
-            )));
+            return Err(broken(Malformed("checksum mismatch in the head or rows")));
         }
         let rest = <[Row]>::ref_from_bytes(rest);
-        let rest = rest.map_err(|_| broken(Malformed("rows of another length")))?;
+        let rest = rest.map_err(|_| broken(Malformed("rows of unexpected length")))?;
         self.rows.extend_from_slice(rest);
         total(&self.rows).map_err(broken)
     }
@@ -185,9 +183,7 @@ impl Frames<'_> {
     fn write(&mut self, head: &Head, asked: Asked) -> io::Result<()> {
         let bytes = self.hear_rows(head, asked)?;
         if bytes != asked.bytes {
-            return Err(broken(Malformed(
-                "bytes of another number than its rows have",
-            )));
+            return Err(broken(Malformed("byte count does not match the rows")));
         }
         let until = match self.begin(true) {
             Ok(until) => until,

@@ -41,13 +41,37 @@ const DESCRIPTORS_PART: usize = 4;
 const DESCRIPTORS: usize = 1;
 const DESCRIPTORS_TLS: usize = 3;
 
-/// Answers calls, for whoever uses the engine.
+/// Handler for the calls of peers.
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+///
+/// use kvdepot_transfer::{Answers, Config, Engine};
+///
+/// struct Echo;
+///
+/// impl Answers for Echo {
+///     fn answer(&self, _initiator: [u8; 16], call: &[u8]) -> Option<Vec<u8>> {
+///         Some(call.to_vec())
+///     }
+/// }
+///
+/// let target = Engine::answering(Config::default(), Some(Arc::new(Echo)))?;
+/// let engine = Engine::start(Config { listen: None, ..Config::default() })?;
+/// let address = target.address().expect("the default configuration listens");
+/// assert_eq!(engine.call(address, b"hello".to_vec())?, b"hello");
+/// # Ok::<_, kvdepot_transfer::Error>(())
+/// ```
 pub trait Answers: Send + Sync {
-    /// The answer to a call of an initiator, which is known by what its engine drew when it
-    /// started; `None` where there is none. Calls of one lane come one after the other.
+    /// Returns the response to a call, or `None` to reject it.
+    ///
+    /// `initiator` is a random number that the calling engine chose at its start. Calls over one
+    /// connection arrive one after the other.
     fn answer(&self, initiator: [u8; 16], call: &[u8]) -> Option<Vec<u8>>;
 
-    /// All connections of an initiator have ended, and nothing moves for it any more.
+    /// Handles the end of an initiator: all of its connections are closed, and none of its
+    /// transfers is in progress.
     fn left(&self, _initiator: [u8; 16]) {}
 }
 
@@ -185,7 +209,7 @@ impl House {
         let Arrived { way, hello, .. } = arrived;
         if self.connections.fetch_add(1, Ordering::AcqRel) >= self.connections_max() {
             self.connections.fetch_sub(1, Ordering::AcqRel);
-            return Err(io::Error::other("there are too many"));
+            return Err(io::Error::other("too many connections"));
         }
         let line = Line::from(way, peer, self.terms.shake.secured.as_ref());
         let line = line.inspect_err(|_| {
@@ -234,7 +258,7 @@ impl Host for House {
         self.counts.greetings.fetch_add(1, Ordering::Relaxed);
         if let Some(unsaid) = self.refusals.may_say() {
             let peer = peer.map(tracing::field::display);
-            tracing::warn!(peer, why, unsaid, "a connection is not greeted");
+            tracing::warn!(peer, why, unsaid, "handshake failed");
         }
     }
 }
@@ -255,7 +279,7 @@ impl Server {
         terms: Terms,
     ) -> Result<Server, Error> {
         let listener = socket::listen(address);
-        let listener = listener.map_err(Error::io(format!("listen at {address}")))?;
+        let listener = listener.map_err(Error::io(format!("listen on {address}")))?;
         let address = listener.local_addr().map_err(Error::io("listen"))?;
         let house = Arc::new(House {
             terms,

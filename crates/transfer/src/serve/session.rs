@@ -84,7 +84,7 @@ impl Session {
             return Some(Vec::new());
         }
         let joined = Joined::new(fabric, ends);
-        let joined = joined.inspect_err(|error| tracing::warn!(%error, "devices are not joined"));
+        let joined = joined.inspect_err(|error| tracing::warn!(%error, "RDMA connect failed"));
         let (joined, said) = joined.ok()?;
         far.joined = Some(joined);
         Some(said)

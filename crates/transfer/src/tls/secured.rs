@@ -201,11 +201,11 @@ fn certificates(field: &'static str, path: &Path) -> Result<Vec<CertificateDer<'
         true => Err(Pem::NoItemsFound),
         false => Ok(all),
     });
-    all.map_err(|error| refused(field, path.display(), error, "a PEM file of certificates"))
+    all.map_err(|error| refused(field, path.display(), error, "a PEM file with certificates"))
 }
 
 fn no_authority(path: &Path, error: impl Display) -> Error {
-    let allowed = "a PEM file of authorities' certificates";
+    let allowed = "a PEM file with CA certificates";
     refused("tls_ca", path.display(), error, allowed)
 }
 

@@ -6,26 +6,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
-/// What an engine proves itself by, and whom it believes. The files are read when it starts.
+/// TLS files of an engine. The engine reads them when it starts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(clippy::exhaustive_structs, reason = "made from its fields")]
 pub struct Tls {
-    /// A PEM file: the engine's certificate, and those between it and the authority.
+    /// PEM file with the engine's certificate, and the intermediate certificates.
     pub certificate: PathBuf,
-    /// A PEM file: the certificate's key.
+    /// PEM file with the key of the certificate.
     pub key: PathBuf,
-    /// A PEM file: the authorities that peers' certificates must be signed by.
+    /// PEM file with the authorities that must have signed the certificates of peers.
     pub ca: PathBuf,
-    /// A DNS name or an address that certificates of targets must be for; `None`: the address
-    /// that is connected to.
+    /// DNS name or address that certificates of targets must have. With `None` it is the address
+    /// used to connect.
     pub name: Option<String>,
 }
 
 impl Tls {
-    /// What settings of these names stand for: all three files, or none.
+    /// Combines the options of these names, which are either all three files or none.
+    ///
+    /// Returns `None` without files.
     ///
     /// # Errors
-    /// [`Error::Input`] for the first that is missing, or for a name without files.
+    /// [`Error::Input`] for the first missing file, or for a name without files.
     pub fn of(
         certificate: Option<PathBuf>,
         key: Option<PathBuf>,
@@ -33,7 +35,7 @@ impl Tls {
         name: Option<String>,
     ) -> Result<Option<Tls>, Error> {
         let missing = |field| {
-            let allowed = "tls_certificate, tls_key and tls_ca together, or none of them";
+            let allowed = "set tls_certificate, tls_key and tls_ca together, or none of them";
             Err(Error::input(field, "missing", allowed))
         };
         match (certificate, key, ca) {
@@ -45,7 +47,7 @@ impl Tls {
             })),
             (None, None, None) => match name {
                 Some(name) => {
-                    let allowed = "none without tls_certificate, tls_key and tls_ca";
+                    let allowed = "this option only with tls_certificate, tls_key and tls_ca";
                     Err(Error::input("tls_name", name, allowed))
                 }
                 None => Ok(None),

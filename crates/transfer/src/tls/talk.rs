@@ -165,7 +165,7 @@ impl Talk {
 
     pub(super) fn lost(&self, error: &io::Error) -> Failure {
         Failure::Lost(match self.tls.is_handshaking() {
-            true => format!("TLS: it ends the handshake, or speaks no TLS: {error}"),
+            true => format!("TLS handshake failed (the peer may not use TLS): {error}"),
             false => format!("TLS: {error}"),
         })
     }
@@ -173,7 +173,7 @@ impl Talk {
 
 fn refused(error: &rustls::Error) -> Failure {
     Failure::Refused(match error {
-        rustls::Error::InvalidMessage(_) => format!("TLS: {error}: it may speak no TLS"),
+        rustls::Error::InvalidMessage(_) => format!("TLS: {error} (the peer may not use TLS)"),
         _ => format!("TLS: {error}"),
     })
 }

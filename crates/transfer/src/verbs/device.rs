@@ -81,7 +81,7 @@ impl Device {
         // SAFETY: the context was just opened.
         let pd = unsafe { (functions.ibv_alloc_pd)(context.as_ptr()) };
         let Some(pd) = NonNull::new(pd) else {
-            let error = Error::last("make a protection domain on", name);
+            let error = Error::last("create a protection domain on", name);
             // SAFETY: nothing was made in the context.
             unsafe { (functions.ibv_close_device)(context.as_ptr()) };
             return Err(error);
@@ -104,7 +104,7 @@ impl Device {
         let answer = unsafe {
             (self.functions.ibv_query_device)(self.context.as_ptr(), &raw mut attributes)
         };
-        Error::check("ask for the limits of", &self.name, answer)?;
+        Error::check("query the limits of", &self.name, answer)?;
         Ok(attributes)
     }
 

@@ -99,10 +99,15 @@ impl Endpoint {
         let mtu = row.mtu;
         check("peer's MTU", mtu.into(), (1..=5).contains(&mtu), "1 to 5")?;
         let link = matches!(row.link, INFINIBAND | ETHERNET);
-        check("peer's link", row.link.into(), link, "1 and 2")?;
+        check("peer's link", row.link.into(), link, "1 or 2")?;
         for (field, number) in [("queue pair", row.qpn), ("packet", row.psn)] {
             let number = number.get();
-            check(field, number.into(), number <= NUMBER_MAX, "24 bits")?;
+            check(
+                field,
+                number.into(),
+                number <= NUMBER_MAX,
+                "a 24-bit number",
+            )?;
         }
         let zeros = row.zeros.iter().chain([&row.zero]).filter(|at| **at != 0);
         let others = zeros.count();

@@ -10,7 +10,7 @@ pub(crate) enum Error {
     #[error("RDMA needs rdma-core's libibverbs (Debian: libibverbs1 and ibverbs-providers): {0}")]
     Library(#[source] kvdepot_media::Error),
     /// There is no device of the name.
-    #[error("there is no RDMA device {name}: {}", there_are(found))]
+    #[error("no RDMA device {name}; available: {}", there_are(found))]
     NoDevice {
         /// The name that was asked for.
         name: String,
@@ -26,7 +26,7 @@ pub(crate) enum Error {
         what: String,
     },
     /// The library or the system refused something.
-    #[error("{operation} {subject}: {source}")]
+    #[error("cannot {operation} {subject}: {source}")]
     Os {
         /// What was attempted.
         operation: &'static str,
@@ -38,7 +38,9 @@ pub(crate) enum Error {
     /// Memory that no device can be given for as long as it likes: a file on a DAX file system,
     /// whose blocks the file system must be free to move.
     #[error(
-        "register {len} bytes at {addr:#x} with {device}: this memory cannot be registered, as that of files on a DAX file system: bounce through memory that can, or use the device (/dev/daxX.Y)"
+        "cannot register {len} bytes at {addr:#x} with {device}: this memory, such as a file on \
+         a DAX file system, does not support RDMA; use the DAX device (/dev/daxX.Y) or other \
+         memory"
     )]
     Bounce {
         /// The device.
@@ -50,7 +52,8 @@ pub(crate) enum Error {
     },
     /// More memory would be locked than the process may have.
     #[error(
-        "register {len} bytes at {addr:#x} with {device}: no memory, or more would be locked than is allowed (ulimit -l: {limit})"
+        "cannot register {len} bytes at {addr:#x} with {device}: out of memory, or over the \
+         limit of locked memory (ulimit -l: {limit})"
     )]
     NoMemory {
         /// The device.
@@ -63,7 +66,7 @@ pub(crate) enum Error {
         limit: String,
     },
     /// Bytes that are not in this process's memory.
-    #[error("bytes at {addr:#x} are not in this process's memory: only that is registered")]
+    #[error("buffer at {addr:#x} is not host memory and cannot be registered")]
     Elsewhere {
         /// Their address or offset there.
         addr: usize,
@@ -75,7 +78,7 @@ pub(crate) enum Error {
         addr: usize,
     },
     /// A range reaches beyond the end of its region.
-    #[error("range of {len} bytes at offset {offset} reaches beyond the end at {end}")]
+    #[error("range of {len} bytes at offset {offset} exceeds the end at {end}")]
     OutOfBounds {
         /// The first byte of the range.
         offset: usize,
@@ -85,7 +88,7 @@ pub(crate) enum Error {
         end: usize,
     },
     /// Memory that another device knows than the one that is to carry it.
-    #[error("memory registered with {region} cannot be carried by {device}")]
+    #[error("memory registered with {region} cannot be used by {device}")]
     OtherDevice {
         /// The device that knows it.
         region: String,
@@ -93,7 +96,7 @@ pub(crate) enum Error {
         device: String,
     },
     /// A number that cannot be used.
-    #[error("{field} is {value}: allowed are {allowed}")]
+    #[error("{field}: {value} is not allowed; allowed: {allowed}")]
     Invalid {
         /// Its name.
         field: &'static str,
@@ -103,7 +106,7 @@ pub(crate) enum Error {
         allowed: String,
     },
     /// There is no room for another slice until some have been reported.
-    #[error("{waiting} slices wait: allowed are as many as the send queue holds, {room}")]
+    #[error("{waiting} slices are queued; allowed: the size of the send queue, {room}")]
     Full {
         /// How many wait.
         waiting: usize,
@@ -111,10 +114,10 @@ pub(crate) enum Error {
         room: usize,
     },
     /// The queue pair was shut, or a work request of it has failed: it carries nothing any more.
-    #[error("the queue pair is shut: make another one")]
+    #[error("the queue pair is closed")]
     Shut,
     /// This process was forked from the one that opened the device.
-    #[error("RDMA device {device} was opened before this process was forked: open it here")]
+    #[error("RDMA device {device} was opened before a fork; open it again in this process")]
     Forked {
         /// The device.
         device: String,
@@ -123,8 +126,8 @@ pub(crate) enum Error {
 
 fn there_are(found: &[String]) -> String {
     match found {
-        [] => "there is none".to_owned(),
-        _ => format!("there are {}", found.join(", ")),
+        [] => "none".to_owned(),
+        _ => found.join(", "),
     }
 }
 
@@ -174,31 +177,31 @@ impl Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Failure {
     /// The peer's device refused: no such key, another range than the key is for, or no right.
-    #[error("the peer refused access (status 10): key, range or rights are wrong")]
+    #[error("remote access error (status 10): wrong key, range or permission")]
     RemoteAccess,
     /// The peer's device could not make sense of the request, or does not serve its kind.
-    #[error("the peer refused the request (status 9)")]
+    #[error("remote invalid request (status 9)")]
     RemoteRequest,
     /// The peer's device failed while it carried the request.
-    #[error("the peer's device failed (status 11)")]
+    #[error("remote operation error (status 11)")]
     RemoteOperation,
     /// The peer has not answered, however often its device was asked.
-    #[error("the peer does not answer (status {status})")]
+    #[error("peer not responding (status {status})")]
     Unreachable {
         /// 12 where nothing came, 13 where it was never ready.
         status: c_int,
     },
     /// The memory on this side is none that the device knows, or not for this use.
-    #[error("the device may not use this side's memory so (status {status})")]
+    #[error("local memory access error (status {status})")]
     LocalMemory {
         /// 1 for a length, 4 for a key, a range or a right, 8 for a right.
         status: c_int,
     },
     /// Something before it has failed, so it was not tried, or not to the end.
-    #[error("given up because of a failure before it (status 5)")]
+    #[error("cancelled after an earlier failure (status 5)")]
     Flushed,
     /// The device says something else.
-    #[error("the device failed (status {status}, vendor's code {vendor:#x})")]
+    #[error("device error (status {status}, vendor code {vendor:#x})")]
     Device {
         /// `enum ibv_wc_status`.
         status: c_int,
@@ -206,10 +209,10 @@ pub(crate) enum Failure {
         vendor: u32,
     },
     /// It had not completed at the deadline.
-    #[error("not completed at the deadline")]
+    #[error("timed out")]
     Deadline,
     /// The queue pair was shut before it had completed.
-    #[error("the queue pair was shut")]
+    #[error("the queue pair was closed")]
     Shut,
 }
 

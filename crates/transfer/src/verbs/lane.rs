@@ -84,7 +84,7 @@ impl Lane {
         if waiting >= least && room >= waiting.min(self.watermark) && self.queue.is_open() {
             let posted = self.queue.post(&mut self.waiting, waiting.min(room));
             if let Err(error) = posted {
-                tracing::warn!("{error}: the connection is given up");
+                tracing::warn!("{error}; closing the RDMA connection");
             }
         }
     }
@@ -100,7 +100,7 @@ impl Lane {
         if self.queue.is_open() {
             let waited = self.queue.wait(until, out);
             if let Err(error) = &waited {
-                tracing::warn!("{error}: the connection is given up");
+                tracing::warn!("{error}; closing the RDMA connection");
             }
             if waited.is_ok() && self.queue.is_open() {
                 return;

@@ -72,7 +72,7 @@ impl Device {
         let answer = unsafe {
             (self.functions().ibv_query_port)(self.context(), number, &raw mut attributes)
         };
-        Error::check("ask for a port of", self.name(), answer)?;
+        Error::check("query a port of", self.name(), answer)?;
         Ok(attributes)
     }
 
@@ -91,7 +91,9 @@ impl Device {
                 });
                 let best = ranked.min_by_key(|(rank, index, _)| (*rank, *index));
                 let (_, index, gid) = best.ok_or_else(|| {
-                    self.unusable(format!("address on port {number}: its network has none"))
+                    self.unusable(format!(
+                        "address on port {number}; configure an address on its network interface"
+                    ))
                 })?;
                 (index, gid)
             }
@@ -120,7 +122,7 @@ impl Device {
         let answer = unsafe {
             (self.functions().ibv_query_gid)(self.context(), port, c_int::from(index), &raw mut gid)
         };
-        Error::check("ask for an address of", self.name(), answer)?;
+        Error::check("query an address of", self.name(), answer)?;
         Ok(gid.0)
     }
 

@@ -194,7 +194,7 @@ impl QueuePair {
         }
         let (here, there) = (&self.port, remote.numbers());
         if here.is_ethernet != there.is_ethernet {
-            let allowed = "the kind of network of this end";
+            let allowed = "the same type of network as this host";
             return Err(Error::invalid(
                 "peer's link",
                 there.is_ethernet.into(),
@@ -479,7 +479,7 @@ impl QueuePair {
         self.state = State::Shut;
         if let Err(error) = self.made.destroy() {
             let kept = ManuallyDrop::new(std::mem::take(&mut self.held));
-            tracing::error!("{error}: {} pieces of memory are kept", kept.len());
+            tracing::error!("{error}; {} memory regions stay registered", kept.len());
         }
         let left = self.outstanding.drain(..).map(|work| Completion {
             id: work.id,

@@ -152,10 +152,10 @@ impl Drop for Region {
             // SAFETY: the library made it, and this is the only place that ends it.
             let answer = unsafe { (self.device.functions().ibv_dereg_mr)(self.mr.as_ptr()) };
             let (device, len) = (self.device.name(), self.buffer.len());
-            if let Err(error) = Error::check("take back memory from", device, answer) {
+            if let Err(error) = Error::check("deregister memory from", device, answer) {
                 tracing::error!(
                     len,
-                    "{error}: the memory is kept for as long as the process"
+                    "{error}; the memory stays allocated until the process exits"
                 );
                 return;
             }

@@ -61,7 +61,7 @@ impl Hello {
         match (self.magic, self.version.get()) {
             (MAGIC, VERSION) if self.zero.get() == 0 => Ok(Greeting::GoOn),
             (MAGIC, version) if version != VERSION => Ok(Greeting::OtherVersion),
-            _ => Err(Malformed("no greeting of an engine")),
+            _ => Err(Malformed("not a greeting of a transfer engine")),
         }
     }
 }
@@ -109,17 +109,18 @@ impl Challenge {
     /// Why a target does not want the connection, where it says so.
     pub(crate) fn refusal(&self) -> Result<Option<String>, Malformed> {
         if self.magic != MAGIC {
-            return Err(Malformed("no greeting of an engine"));
+            return Err(Malformed("not a greeting of a transfer engine"));
         }
         let said = match self.greeting.get() {
             0 if self.version.get() == VERSION && self.credit.get() > 0 => return Ok(None),
             1 => format!(
-                "it speaks version {}, this is {VERSION}",
+                "it uses protocol version {}, this release uses {VERSION}; use the same release on \
+                 both hosts",
                 self.version.get()
             ),
             2 => "it has too many connections".to_owned(),
             3 => "it is closing".to_owned(),
-            _ => return Err(Malformed("a greeting that is unknown")),
+            _ => return Err(Malformed("unknown greeting")),
         };
         Ok(Some(said))
     }

@@ -1,5 +1,5 @@
-//! What two engines say to each other, as bytes. No sockets and no clock: what stands here can be
-//! read and written by anybody, and is written down in `docs/transfer.md`.
+//! Wire format between two engines, as bytes, without sockets and clocks. `docs/design/transfer.md`
+//! describes it.
 
 mod greeting;
 
@@ -106,7 +106,7 @@ impl Status {
 
 /// A frame breaks a rule of the page: its connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a frame that cannot be: {0}")]
+#[error("malformed frame: {0}")]
 pub(crate) struct Malformed(pub(crate) &'static str);
 
 /// A range of a grant.
@@ -193,7 +193,7 @@ impl Head {
             _ => 0,
         };
         if self.flags & !flags != 0 || self.status.get() != 0 {
-            return Err(Malformed("flags or a status that a request does not have"));
+            return Err(Malformed("unexpected flags or status in a request"));
         }
         let fits = match verb {
             Verb::Read => (1..=ROWS_MAX).contains(&rows) && bytes == 0,
@@ -209,7 +209,7 @@ impl Head {
         };
         match fits {
             true => Ok(Asked { verb, rows, bytes }),
-            false => Err(Malformed("rows or bytes that its verb does not have")),
+            false => Err(Malformed("unexpected rows or bytes for the verb")),
         }
     }
 
@@ -224,7 +224,7 @@ impl Head {
         };
         match fits && self.flags == 0 && self.status.get() == 0 {
             true => Ok(Asked { verb, rows, bytes }),
-            false => Err(Malformed("nothing that a neighbour asks")),
+            false => Err(Malformed("unexpected request on a local connection")),
         }
     }
 
@@ -242,7 +242,7 @@ impl Head {
     ) -> Result<Status, Malformed> {
         let status = Status::of(self.status.get()).ok_or(Malformed("an unknown status"))?;
         if self.verb != verb as u8 || self.number.get() != number {
-            return Err(Malformed("an answer to something else"));
+            return Err(Malformed("response to a different request"));
         }
         let bytes = self.bytes.get();
         let fits = match (status, most) {
@@ -252,7 +252,7 @@ impl Head {
         };
         match fits {
             true => Ok(status),
-            false => Err(Malformed("an answer of another length")),
+            false => Err(Malformed("response of unexpected length")),
         }
     }
 }
@@ -283,7 +283,7 @@ pub(crate) fn total(rows: &[Row]) -> Result<u64, Malformed> {
     let bytes = rows.iter().map(|row| u64::from(row.len.get())).sum();
     match bytes {
         1..=BYTES_MAX => Ok(bytes),
-        _ => Err(Malformed("rows of no bytes, or of too many")),
+        _ => Err(Malformed("rows of zero or too many bytes")),
     }
 }
 

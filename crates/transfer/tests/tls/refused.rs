@@ -91,17 +91,17 @@ fn the_token_is_proved_as_well_where_there_is_one() {
         token: token.to_vec(),
         ..under(&tls)
     };
-    assert_says(&refusal(with(b"one"), with(b"another")), "another token");
-    assert_says(&refusal(with(b""), with(b"another")), "another token");
-    assert_says(&refusal(with(b"one"), with(b"")), "another token");
+    assert_says(&refusal(with(b"one"), with(b"another")), "a different token");
+    assert_says(&refusal(with(b""), with(b"another")), "a different token");
+    assert_says(&refusal(with(b"one"), with(b"")), "a different token");
 }
 
 #[test]
 fn who_speaks_no_tls_is_told() {
     let authority = Authority::new();
     let tls = authority.tls();
-    assert_says(&refusal(config(), under(&tls)), "it speaks TLS");
-    assert_says(&refusal(under(&tls), config()), "speaks no TLS");
+    assert_says(&refusal(config(), under(&tls)), "it uses TLS");
+    assert_says(&refusal(under(&tls), config()), "may not use TLS");
 }
 
 #[test]

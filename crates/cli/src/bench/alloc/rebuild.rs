@@ -48,7 +48,7 @@ pub(super) fn run(plan: &Plan, report: &mut Report<'_>) -> Result<(), Error> {
             let pool = Pool::rebuild(end, GRANULE, given).map_err(refused)?;
             let seconds = start.elapsed().as_secs_f64();
             if pool.live_count() != live.len() {
-                return Err(Error::Bench("not every extent came back".into()));
+                return Err(Error::Bench("the rebuild lost extents".into()));
             }
             Ok(seconds)
         })?;

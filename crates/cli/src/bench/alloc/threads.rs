@@ -205,7 +205,7 @@ where
         let began = Instant::now();
         let ended: Vec<_> = running.into_iter().map(|thread| thread.join()).collect();
         let seconds = began.elapsed().as_secs_f64();
-        let died = |_| Error::Bench("a thread of the benchmark died".into());
+        let died = |_| Error::Bench("a benchmark thread panicked".into());
         let ended = ended.into_iter().map(|ended| ended.map_err(died)?);
         Ok((seconds, ended.collect::<Result<_, Error>>()?))
     })

@@ -140,7 +140,7 @@ impl<'a> Beside<'a> {
         let Cell { tier, block, .. } = self.cell;
         for depth in self.cell.depths.iter().copied() {
             self.measure(depth, report)?;
-            report.case_done(&format!("{tier}, {block} bytes, {depth} under way"));
+            report.case_done(&format!("{tier}, {block} bytes, {depth} in flight"));
         }
         Ok(())
     }

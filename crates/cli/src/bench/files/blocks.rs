@@ -149,7 +149,7 @@ pub(super) fn done(task: &Task, what: &str) -> Result<(), Error> {
     match missing {
         0 => Ok(()),
         _ => Err(Error::Bench(format!(
-            "{missing} of {} blocks were not {what}; KVDEPOT_LOG=warn says why",
+            "{missing} of {} blocks were not {what}; set KVDEPOT_LOG=warn for the reason",
             all.len()
         ))),
     }

@@ -115,7 +115,7 @@ fn ask(ns: &Namespace, keys: &[Key], found: bool) -> Result<f64, Error> {
     let seconds = start.elapsed().as_secs_f64();
     match answers.iter().all(|answer| *answer == found) {
         true => Ok(seconds),
-        false => Err(Error::Bench("a lookup was answered otherwise".into())),
+        false => Err(Error::Bench("a lookup returned a wrong result".into())),
     }
 }
 

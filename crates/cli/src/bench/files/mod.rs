@@ -63,7 +63,7 @@ pub(super) fn run(args: &Files, report: &mut Report<'_>) -> Result<(), Error> {
             RINGS => hung::rings(&plan, &region, report)?,
             _ => hung_objects(&plan, &region, report)?,
         }
-        report.case_done("what is near, with what hangs behind it");
+        report.case_done("hits of the first tier while the next tier hangs");
     }
     if !plan.has_files() {
         return Ok(());
@@ -78,14 +78,14 @@ pub(super) fn run(args: &Files, report: &mut Report<'_>) -> Result<(), Error> {
     }
     if plan.wants("hot_through_pipeline") {
         hot::run(&plan, &region, report)?;
-        report.case_done("what is near");
+        report.case_done("hits of the first tier");
     }
     let posix = plan.cells.iter().find(|cell| cell.tier == "Posix");
     if let Some(cell) = posix
         && keyed::METRICS.iter().any(|metric| plan.wants(metric))
     {
         keyed::run(&plan, cell, &region, report)?;
-        report.case_done("what has keys");
+        report.case_done("blocks with a MAC key");
     }
     Ok(())
 }
@@ -100,7 +100,7 @@ fn on_disk(
     for depth in cell.depths.iter().copied() {
         moves::run(plan, cell, depth, region, &mut store, report)?;
         let Cell { tier, block, .. } = cell;
-        report.case_done(&format!("{tier}, {block} bytes, {depth} under way"));
+        report.case_done(&format!("{tier}, {block} bytes, {depth} in flight"));
     }
     Ok(())
 }

@@ -175,7 +175,7 @@ impl Plan {
         let most = args.depths.iter().copied().max().unwrap_or(32).max(8);
         let largest = self.blocks.iter().copied().max().unwrap_or(0);
         if largest.saturating_mul(2) > self.batch {
-            let allowed = format!("at least {}: two blocks", show(2 * largest as u64));
+            let allowed = format!("at least {} (two blocks)", show(2 * largest as u64));
             return refuse("--batch, --size", show(self.batch as u64), allowed);
         }
         if most > 1024 {
@@ -185,12 +185,12 @@ impl Plan {
             return refuse("--rounds", "0".into(), "1 or more".into());
         }
         if self.has(RINGS) && self.path.is_none() {
-            let allowed = "a directory below the mount of a 3FS, in which Ds3fs is measured";
+            let allowed = "a directory below a 3FS mount, to measure Ds3fs";
             return refuse("--path", "nothing".into(), allowed.into());
         }
         let objects = self.has(OBJECTS);
         if objects && self.url.is_none() {
-            let allowed = "s3://BUCKET/PREFIX, which S3 is measured in";
+            let allowed = "s3://BUCKET/PREFIX, to measure S3";
             return refuse("--url", "nothing".into(), allowed.into());
         }
         // What they name would not be measured, and something else would.
@@ -206,13 +206,13 @@ impl Plan {
         ];
         for (option, value, tier) in meant {
             if let Some(value) = value.as_ref().filter(|_| !self.has(tier)) {
-                let allowed = format!("with --tier {tier}");
+                let allowed = format!("this option only with --tier {tier}");
                 return refuse(option, value.display().to_string(), allowed);
             }
         }
         let is_url = |text: &&String| text.starts_with("http://") || text.starts_with("https://");
         if let Some(endpoint) = self.endpoint.as_ref().filter(|one| objects && !is_url(one)) {
-            let allowed = "https://HOST:PORT, or http:// where all may read it";
+            let allowed = "https://HOST:PORT, or http:// if anybody may read the data";
             return refuse("--endpoint", endpoint.clone(), allowed.into());
         }
         self.check_room()
@@ -225,7 +225,7 @@ impl Plan {
             Err(Error::Usage {
                 field: "--size",
                 value: show(self.size as u64),
-                allowed: format!("what fits {whence}: {needed} needed, {free} free{or}"),
+                allowed: format!("a size that fits {whence} ({needed} needed, {free} free){or}"),
             })
         };
         // Kvdepot's blocks and as many others, each with what a round writes anew.
@@ -236,14 +236,14 @@ impl Plan {
             if needed > free {
                 let whence = format!("into {}", dir.display());
                 let option = if tier == RINGS { "--path" } else { "--dir" };
-                let or = format!("; name another {option}");
+                let or = format!("; use another {option}");
                 return refuse(needed, free, whence, &or);
             }
         }
         let needed = 4 * self.batch as u64 + (256 << 20);
         let memory = limits::memory_allowed()?;
         if needed > memory / 4 * 3 {
-            return refuse(needed, memory, "into memory with its --batch".into(), "");
+            return refuse(needed, memory, "into memory together with --batch".into(), "");
         }
         Ok(())
     }

@@ -158,7 +158,7 @@ impl Machine {
     ) -> Result<Runs, Error> {
         self.fill(cell)?;
         let Some(filled) = &self.depot else {
-            return Err(Error::Bench("the tier is gone".into()));
+            return Err(Error::Bench("the tier is closed".into()));
         };
         let mut turns = Turns::new(cell, filled.keys.len(), self.region.blocks(cell.block));
         let medium = filled.store.medium()?;
@@ -207,7 +207,7 @@ impl Machine {
                         let time = start.elapsed().as_secs_f64();
                         used += (cpu::process_time() - before).as_secs_f64();
                         if got.contains(&false) {
-                            return Err(Error::Bench("blocks were not got".into()));
+                            return Err(Error::Bench("some blocks were not restored".into()));
                         }
                         time
                     }

@@ -40,7 +40,7 @@ pub(super) fn run(
         let seconds = start.elapsed().as_secs_f64();
         if got != [true] || buffer.to_vec() != [7; BLOCK] || found != blocks as u64 {
             return Err(Error::Bench(format!(
-                "{found} of {blocks} blocks came back"
+                "only {found} of {blocks} blocks were recovered"
             )));
         }
         if round > 0 {

@@ -81,7 +81,7 @@ impl Worker {
             .spawn()
             .map_err(Error::io(program))?;
         let (tell, hear) = (child.stdin.take(), child.stdout.take());
-        let hear = hear.ok_or_else(|| Error::Bench("a process without output".into()))?;
+        let hear = hear.ok_or_else(|| Error::Bench("a worker process has no output".into()))?;
         let mut worker = Worker {
             child,
             tell,
@@ -102,7 +102,7 @@ impl Worker {
         if line.trim_end() == word {
             return Ok(());
         }
-        Err(Error::Bench("a process that restores ended early".into()))
+        Err(Error::Bench("a worker process ended early".into()))
     }
 }
 

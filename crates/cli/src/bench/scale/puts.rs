@@ -184,10 +184,10 @@ impl Bench {
             };
             let started = (0..threads).map(start).collect::<Result<Vec<_>, _>>();
             let ended = started
-                .map_err(Error::io("thread"))?
+                .map_err(Error::io("cannot start a thread"))?
                 .into_iter()
                 .map(|one| {
-                    let died = |_| Error::Bench("a thread that puts panicked".into());
+                    let died = |_| Error::Bench("a put thread panicked".into());
                     one.join().map_err(died)?
                 });
             let spans: Vec<(Instant, Instant)> = ended.collect::<Result<_, _>>()?;
@@ -205,7 +205,7 @@ impl Bench {
         let buffers = self.source.buffers(BLOCK, from)?;
         let stored = self.store.namespace().put(keys, buffers)?.wait(None)?;
         match stored.contains(&false) {
-            true => Err(Error::Bench("a put into a full arena was refused".into())),
+            true => Err(Error::Bench("a put into a full arena was rejected".into())),
             false => Ok(()),
         }
     }

@@ -41,7 +41,7 @@ impl Puts {
             let buffers = BlockBuffers::whole([self.source.clone()]);
             let stored = ns.put(vec![self.random.key()], buffers)?.wait(None)?;
             if stored.contains(&false) {
-                return Err(Error::Bench("a put into a full arena was refused".into()));
+                return Err(Error::Bench("a put into a full arena was rejected".into()));
             }
         }
         Ok(())
@@ -140,7 +140,7 @@ fn lookups(
         done.store(true, Ordering::Release);
         let seconds = looking.join();
         worked?;
-        seconds.map_err(|_| Error::Bench("the thread that looks up panicked".into()))
+        seconds.map_err(|_| Error::Bench("the lookup thread panicked".into()))
     })
 }
 

@@ -130,7 +130,7 @@ impl Kept {
     pub(super) fn restore(&self, tokens: &[u32], into: &Region) -> Result<f64, Error> {
         let begun = Instant::now();
         let found = self.sessions.lookup(tokens, 1).map_err(fail)?;
-        let gone = || Error::Bench("a session that was saved is not found".into());
+        let gone = || Error::Bench("a saved session was not found".into());
         let found = found.into_iter().next().ok_or_else(gone)?;
         let (mut at, mut buffers) = (0, [BlockBuffers::default(), BlockBuffers::default()]);
         let pieces = found.pieces.iter().map(|(_, bytes)| (0, *bytes));

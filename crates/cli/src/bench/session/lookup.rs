@@ -54,7 +54,7 @@ pub(super) fn run(plan: &Plan, report: &mut Report<'_>) -> Result<(), Error> {
             let found = kept.sessions.lookup(&prompt, 1).map_err(fail)?;
             let taken = begun.elapsed().as_secs_f64() * 1e6;
             if found.first().map(|one| one.tokens.len()) != Some(SHARED + OWN) {
-                return Err(Error::Bench("a session that was saved is not found".into()));
+                return Err(Error::Bench("a saved session was not found".into()));
             }
             if round > 0 {
                 times.push(taken);

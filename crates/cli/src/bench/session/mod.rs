@@ -68,7 +68,7 @@ pub(super) fn run(args: &Sessions, report: &mut Report<'_>) -> Result<(), Error>
     let io = plan.ios.last().copied().unwrap_or(Io::Direct);
     if plan.wants("write_amplification") {
         growing::amplification(&plan, io, &memory, report)?;
-        report.case_done("what saves write");
+        report.case_done("bytes written by saves");
     }
     if plan.wants_any(&growing::SERIES) {
         growing::checkpoints(&plan, io, &memory, report)?;
@@ -76,7 +76,7 @@ pub(super) fn run(args: &Sessions, report: &mut Report<'_>) -> Result<(), Error>
     }
     if plan.wants_any(&stall::STALLS) {
         stall::run(&plan, io, &memory, report)?;
-        report.case_done("a decoder that is saved");
+        report.case_done("a decoder during saves");
     }
     Ok(())
 }

@@ -94,18 +94,18 @@ impl Plan {
         if needed > free {
             let dir = self.dir.display();
             let (needed, free) = (show(needed), show(free));
-            let allowed = format!("what fits into {dir}: {needed} needed, {free} free");
+            let allowed = format!("a size that fits into {dir} ({needed} needed, {free} free)");
             return refuse(
                 "--bytes",
                 show(largest),
-                format!("{allowed}; name another --dir"),
+                format!("{allowed}; use another --dir"),
             );
         }
         // The caller's memory twice, and once more in the tier that is memory.
         let (needed, memory) = (3 * largest + (256 << 20), limits::memory_allowed()?);
         if needed > memory / 4 * 3 {
             let (needed, memory) = (show(needed), show(memory));
-            let allowed = format!("what fits into memory: {needed} needed of {memory}");
+            let allowed = format!("a size that fits into memory ({needed} needed of {memory})");
             return refuse("--bytes", show(largest), allowed);
         }
         Ok(())

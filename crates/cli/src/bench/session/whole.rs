@@ -47,7 +47,7 @@ impl Memory {
             let of = |region: &Region| region.whole().slice(at, STEP.min(bytes - at));
             if of(&self.state)?.to_vec() != of(&self.into)?.to_vec() {
                 return Err(Error::Bench(
-                    "a state has come back with other bytes".into(),
+                    "a restored state differs from the saved state".into(),
                 ));
             }
         }
@@ -186,7 +186,7 @@ fn peak(folder: &Path, run: impl FnOnce() -> Result<(), Error>) -> Result<u64, E
         over.store(true, Ordering::Relaxed);
         let least = look
             .join()
-            .map_err(|_| Error::Bench("nobody looked".into()))?;
+            .map_err(|_| Error::Bench("the polling thread panicked".into()))?;
         ran.map(|()| before.saturating_sub(least))
     })
 }

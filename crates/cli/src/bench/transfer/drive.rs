@@ -69,7 +69,7 @@ pub(super) fn run(
     for line in stdin().lines() {
         let line = line?;
         let told = Line::read(&line).filter(|told| told.batch.bytes() <= bytes);
-        let told = told.ok_or_else(|| Error::Bench(format!("what is {line:?}?")))?;
+        let told = told.ok_or_else(|| Error::Bench(format!("unknown request {line:?}")))?;
         let key = (told.batch.chunks, told.batch.chunk);
         let layout = layouts
             .entry(key)

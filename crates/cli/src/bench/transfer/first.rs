@@ -54,5 +54,5 @@ fn first(near: &Near, op: Op, layout: &Layout) -> Result<f64, Error> {
     done(&task)?;
     let sent = task.first_sent();
     sent.map(|after| after.as_secs_f64())
-        .ok_or_else(|| Error::Bench("a batch was done and nothing was sent".into()))
+        .ok_or_else(|| Error::Bench("a batch completed without sending data".into()))
 }

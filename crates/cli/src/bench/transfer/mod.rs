@@ -123,7 +123,7 @@ fn run_at(plan: &Plan, site: &Site<'_>, report: &mut Report<'_>) -> Result<(), E
     run_beside_one(plan, site, memory.whole(), report)?;
     if plan.wants(resolve::METRIC) {
         resolve::run(plan, site, report)?;
-        report.case_done("targets that end");
+        report.case_done("targets that exit during a batch");
     }
     Ok(())
 }
@@ -193,11 +193,11 @@ fn run_rest(
     }
     if plan.wants(submit::METRIC) {
         submit::run(plan, movers, report)?;
-        report.case_done("requests that are submitted");
+        report.case_done("request submission");
     }
     if plan.wants(register::METRIC) {
         register::run(plan, memory, movers.plain, movers.target, report)?;
-        report.case_done("ranges that are registered");
+        report.case_done("memory registration");
     }
     Ok(())
 }

@@ -62,7 +62,7 @@ impl Near {
         // Or else one way would be measured under the name of another.
         if remote.is_near() != is_shared || remote.is_rdma() {
             return Err(Error::Bench(format!(
-                "shared memory was {}wanted, and the engine chose otherwise",
+                "shared memory was {}requested, but the engine chose differently",
                 if is_shared { "" } else { "not " }
             )));
         }
@@ -135,7 +135,7 @@ impl Near {
 pub(super) fn done(task: &Task) -> Result<(), Error> {
     match task.is_done() {
         true => Ok(()),
-        false => Err(Error::Bench(format!("not moved: {:?}", task.fault()))),
+        false => Err(Error::Bench(format!("not transferred: {:?}", task.fault()))),
     }
 }
 
@@ -193,7 +193,7 @@ impl Streams {
         self.give(&self.sockets[0], there as u64, &scratch, 0..bytes)?;
         match memory.slice(here, bytes)?.to_vec() == scratch.to_vec() {
             true => Ok(()),
-            false => Err(Error::Bench("bytes were not moved as they are".into())),
+            false => Err(Error::Bench("the transferred bytes differ from the source".into())),
         }
     }
 
@@ -258,5 +258,5 @@ impl Streams {
 }
 
 fn gone() -> Error {
-    Error::Bench("a thread of a plain stream has ended early".into())
+    Error::Bench("a thread of a plain stream ended early".into())
 }

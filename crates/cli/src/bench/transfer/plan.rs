@@ -136,7 +136,7 @@ impl Plan {
             return Err(Error::Usage {
                 field: "--metric",
                 value: self.metrics.join(", "),
-                allowed: format!("{} with --where {}", only.join(", "), self.place.word()),
+                allowed: format!("one of {} with --where {}", only.join(", "), self.place.word()),
             });
         }
         if self.rounds == 0 {

@@ -117,8 +117,8 @@ impl Ground<'_> {
         }
         let pieces = self.layout.batch.chunks;
         Err(Error::Bench(format!(
-            "a batch of {pieces} pieces was over before its target was {}: too few for this \
-             machine, or more than it moves in {} ms",
+            "a batch of {pieces} pieces ended before its target was {}: use more pieces, or fewer \
+             if they need more than {} ms",
             end.word(),
             TIMEOUT.as_millis()
         )))
@@ -158,7 +158,7 @@ impl Ground<'_> {
         if !is_over || task.statuses().any(|status| status == Status::Pending) {
             let what = end.word();
             return Err(Error::Bench(format!(
-                "requests of a target that was {what} are pending"
+                "requests to a target that was {what} are still pending"
             )));
         }
         if task.is_done() {
@@ -188,7 +188,7 @@ impl Ground<'_> {
                     != self.known.whole().slice(known as usize, len)?.to_vec()
             {
                 return Err(Error::Bench(
-                    "a request is said to be done, and is not".into(),
+                    "a request was reported as done, but its bytes did not arrive".into(),
                 ));
             }
         }

@@ -57,7 +57,7 @@ impl Spaces {
     /// Refuses a system that has none to give.
     pub(super) fn check() -> Result<(), Error> {
         if !geteuid().is_root() {
-            return Err(refused("network namespaces are made by root"));
+            return Err(refused("only root can create network namespaces"));
         }
         ip(&["netns", "list"])
     }
@@ -133,7 +133,7 @@ fn said(args: &[&str]) -> Result<String, Error> {
     // Ctrl-C is for this process, which cleans up.
     let ran = Command::new("ip").args(args).process_group(0).output();
     let ran = ran.map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => refused("there is no ip (Debian: iproute2)"),
+        std::io::ErrorKind::NotFound => refused("the command ip is not installed (Debian: iproute2)"),
         _ => Error::io("ip")(error),
     })?;
     if !ran.status.success() {

@@ -139,7 +139,7 @@ impl Target {
             // What it says has said why.
             drop(tell);
             let _ended = child.wait();
-            return Err(failed("its process has ended early"));
+            return Err(failed("its process ended early"));
         };
         Ok(Target {
             child,

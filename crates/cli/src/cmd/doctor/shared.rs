@@ -22,8 +22,8 @@ pub(super) fn threefs(mounts: &str) -> Check {
         _ if found.is_empty() => Check::ok("3FS", "not mounted; Ds3fs needs it"),
         Ok(_) => Check::ok("3FS", format!("at {at}, with {LIBRARY}")),
         Err(error) => {
-            let hint = "install 3FS's client, name its library in ds3fs.library, or set that to \
-                        posix";
+            let hint = "install 3FS's client library, set ds3fs.library to its path, or set \
+                        ds3fs.library: posix";
             Check::advice("3FS", format!("at {at}: {error}"), hint)
         }
     }
@@ -42,17 +42,17 @@ pub(super) fn objects(set: impl Fn(&str) -> bool) -> Check {
         ],
     ];
     if cfg!(not(feature = "s3")) {
-        return Check::ok("S3", "not in this build");
+        return Check::ok("S3", "not included in this build");
     }
     let count = |names: &[&str]| names.iter().filter(|name| set(name)).count();
     if let Some(half) = SOURCES.iter().find(|names| !matches!(count(names), 0)) {
         let missing = half.iter().find(|name| !set(name));
         return match missing {
-            None => Check::ok("S3", format!("credentials by {}", half[0])),
-            Some(name) => Check::advice("S3", "half of its credentials", format!("set {name}")),
+            None => Check::ok("S3", format!("credentials from {}", half[0])),
+            Some(name) => Check::advice("S3", "incomplete credentials", format!("set {name}")),
         };
     }
-    let none = "no credentials in the environment: s3.credentials, or the instance's role";
+    let none = "no credentials in the environment; set s3.credentials, or use the role of the instance";
     Check::ok("S3", none)
 }
 
@@ -74,7 +74,7 @@ mod tests {
         let half = objects(|name| name == "AWS_ACCESS_KEY_ID");
         assert_eq!(half.hint.unwrap(), "set AWS_SECRET_ACCESS_KEY");
         let found = objects(|name| name.contains("ACCESS_KEY"));
-        assert_eq!(found.value, "credentials by AWS_ACCESS_KEY_ID");
+        assert_eq!(found.value, "credentials from AWS_ACCESS_KEY_ID");
         assert!(objects(|_| false).value.starts_with("no credentials"));
     }
 }

@@ -62,24 +62,24 @@ pub(super) fn run(
             session, file, ds4, ..
         } => {
             if *ds4 {
-                let allowed = "with sessions of a depot: import the file into one first";
-                return Err(refused("--ds4", String::new(), allowed));
+                let allowed = "a session of a depot; import the file into a depot first";
+                return Err(refused("--ds4", "a session file".into(), allowed));
             }
             let from = only(all(Some(session))?, Some(session))?;
             let written = from.copy_to(file)?;
             say(output, "written", from.id(), written)
         }
         SessionCommand::Save(_) | SessionCommand::Restore(_) => {
-            let allowed = "a depot; kvdepot.sessions.open_files saves into files";
+            let allowed = "a depot (kvdepot.sessions.open_files saves to files)";
             Err(refused("DEPOT", path.display().to_string(), allowed))
         }
         SessionCommand::Trim { to, .. } => {
-            let allowed = "with a depot: rm removes files";
+            let allowed = "this option only with a depot; use rm to remove session files";
             Err(refused("--to", to.to_string(), allowed))
         }
         SessionCommand::Import { files, weights, .. } => {
             if let Some(weights) = weights {
-                let allowed = "with files of ds4, which go into a depot";
+                let allowed = "this option only when ds4 files are imported into a depot";
                 return Err(refused("--weights", weights.clone(), allowed));
             }
             let salt = command.depot().salt.as_deref();
@@ -95,7 +95,7 @@ pub(super) fn run(
 
 fn nothing_in(path: &Path) -> String {
     let path = path.display();
-    format!("{path} is not the directory of a tier Posix, and has no session's file (*.kvs)")
+    format!("{path} is not a directory of the tier Posix, and contains no session files (*.kvs)")
 }
 
 fn refused(field: &'static str, value: String, allowed: &str) -> Error {
@@ -126,7 +126,7 @@ fn chosen(
 ) -> Result<Vec<OpenedFile>, Error> {
     // A script's variable that is empty names no session, and not the only one.
     if digits.is_some_and(str::is_empty) {
-        return Err(refused("SESSION", "nothing".into(), "digits of its name"));
+        return Err(refused("SESSION", "an empty ID".into(), "a session ID, or a unique prefix of it"));
     }
     if !path.is_dir() {
         if !is_session_file(path) {
@@ -134,7 +134,7 @@ fn chosen(
             let there = if path.exists() {
                 ""
             } else {
-                " (nothing is there)"
+                " (does not exist)"
             };
             let value = format!("{}{there}", path.display());
             return Err(refused("DEPOT", value, targets::DEPOT));
@@ -174,8 +174,8 @@ fn only(all: Vec<OpenedFile>, digits: Option<&str>) -> Result<SessionFile, Error
         (Some((_, file)), None) => Ok(file?),
         _ => Err(refused(
             "SESSION",
-            digits.unwrap_or("nothing").to_owned(),
-            "digits that only one session's name in the directory begins with",
+            digits.unwrap_or("missing").to_owned(),
+            "a prefix that matches only one session ID in the directory",
         )),
     }
 }

@@ -48,21 +48,22 @@ fn usage(field: &'static str, value: impl ToString, allowed: impl Into<String>) 
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, Error> {
-    std::fs::read(path).map_err(Error::io(path))
+fn read(field: &'static str, path: &Path) -> Result<Vec<u8>, Error> {
+    std::fs::read(path).map_err(Error::unreadable(field, path))
 }
 
 /// The tokens of a file.
 fn tokens_of(path: &Path) -> Result<Vec<u32>, Error> {
-    let all = read(path)?;
+    let all = read("--tokens", path)?;
     let refuse = |allowed: String| usage("--tokens", path.display(), allowed);
     let tokens = match path.extension().is_some_and(|end| end == "json") {
         true => serde_json::from_slice(&all)
-            .map_err(|error| refuse(format!("a list of numbers below 2^32 ({error})")))?,
+            .map_err(|error| refuse(format!("a JSON list of token IDs below 2^32 ({error})")))?,
         false => {
             let (words, rest) = all.as_chunks::<4>();
             if !rest.is_empty() {
-                let allowed = "numbers of four bytes, or a name that ends in .json";
+                let allowed = "a file of 4-byte little-endian token IDs, or a .json file with a \
+                               list of token IDs";
                 return Err(refuse(allowed.into()));
             }
             words
@@ -72,7 +73,7 @@ fn tokens_of(path: &Path) -> Result<Vec<u32>, Error> {
         }
     };
     match tokens.is_empty() {
-        true => Err(refuse("a file with tokens".into())),
+        true => Err(refuse("a file with at least one token".into())),
         false => Ok(tokens),
     }
 }
@@ -84,15 +85,15 @@ fn row_bytes(file: &File, args: &Saved, tokens: usize) -> Result<u64, Error> {
         return Err(usage(
             "--rows",
             args.rows.display(),
-            "a file whose size is known",
+            "a regular file",
         ));
     }
     let (len, count) = (about.len(), tokens as u64);
     let each = args.row_bytes.unwrap_or(len / count);
     if each == 0 || each.checked_mul(count) != Some(len) {
         let allowed = match args.row_bytes {
-            Some(each) => format!("{tokens} tokens of {each} bytes"),
-            None => format!("as many bytes for each of {tokens} tokens"),
+            Some(each) => format!("{tokens} tokens of {each} bytes each"),
+            None => format!("a size that is a multiple of {tokens}, the number of tokens"),
         };
         return Err(usage("--rows", format!("{len} bytes"), allowed));
     }
@@ -103,7 +104,7 @@ fn objects_of(given: &[String]) -> Result<Vec<(String, Buffer)>, Error> {
     let each = given.iter().map(|given| {
         let named = given.split_once('=').filter(|(name, _)| !name.is_empty());
         let (name, path) = named.ok_or_else(|| usage("--object", given, "NAME=FILE"))?;
-        Ok((name.to_owned(), Buffer::from_vec(read(Path::new(path))?)))
+        Ok((name.to_owned(), Buffer::from_vec(read("--object", Path::new(path))?)))
     });
     each.collect()
 }
@@ -140,9 +141,9 @@ pub(super) fn save(
     output: &mut Output,
 ) -> Result<i32, Error> {
     let tokens = tokens_of(&args.tokens)?;
-    let file = File::open(&args.rows).map_err(Error::io(&args.rows))?;
+    let file = File::open(&args.rows).map_err(Error::unreadable("--rows", &args.rows))?;
     let row = row_bytes(&file, args, tokens.len())?;
-    let text = args.text.as_deref().map(read).transpose()?;
+    let text = args.text.as_deref().map(|path| read("--text", path)).transpose()?;
     let context = args.context_tokens.unwrap_or(0);
     let context_tokens = u32::try_from(context)
         .map_err(|_| usage("--context-tokens", context, "at most 4294967295"))?;
@@ -196,7 +197,7 @@ pub(super) fn save(
     let (there, written) = (some(done.cached_tokens as u64, "token"), bytes(done.bytes));
     say(
         &done,
-        &format!("({there} there before), {written} written"),
+        &format!("({there} already stored), {written} written"),
         output,
     )
 }
@@ -227,7 +228,7 @@ fn publish(
 ) -> Result<(), Error> {
     let parent = path.parent().filter(|parent| *parent != Path::new(""));
     let name = path.file_name().and_then(|name| name.to_str());
-    let allowed = "a new name, or that of a file to be replaced";
+    let allowed = "the path of a new file, or of a file to replace";
     let refuse = || usage(field, path.display(), allowed);
     let name = name.ok_or_else(refuse)?;
     if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
@@ -311,7 +312,7 @@ fn check_names(found: &Found, folder: &Path) -> Result<(), Error> {
         return Err(usage(
             "--objects",
             folder.display(),
-            "a directory that is there",
+            "an existing directory",
         ));
     }
     let is_plain = |name: &str| {
@@ -320,14 +321,14 @@ fn check_names(found: &Found, folder: &Path) -> Result<(), Error> {
             && parts.next().is_none()
     };
     if let Some(one) = found.objects.iter().find(|one| !is_plain(&one.name)) {
-        let value = format!("{:?}, an object's name", one.name);
-        let allowed = "names of files: restore it without";
+        let value = format!("a directory for the object {:?}", one.name);
+        let allowed = "objects whose names are file names; omit the option to restore without objects";
         return Err(usage("--objects", value, allowed));
     }
     let mut paths = found.objects.iter().map(|one| folder.join(&one.name));
     match paths.find(|path| path.is_dir()) {
         Some(path) => {
-            let allowed = "a new name, or that of a file to be replaced";
+            let allowed = "the path of a new file, or of a file to replace";
             Err(usage("--objects", path.display(), allowed))
         }
         None => Ok(()),
@@ -343,8 +344,8 @@ fn wanted<'a>(args: &Restored, all: &'a [Sessions]) -> Result<Vec<(&'a Sessions,
     let Some(path) = &args.tokens else {
         return Err(usage(
             "SESSION",
-            "nothing",
-            "digits of its name, or --tokens",
+            "missing",
+            "a session ID, a unique prefix of it, or --tokens",
         ));
     };
     let tokens = tokens_of(path)?;
@@ -358,12 +359,12 @@ fn wanted<'a>(args: &Restored, all: &'a [Sessions]) -> Result<Vec<(&'a Sessions,
         .iter()
         .any(|one| Some(of(one)) != found.first().map(of))
     {
-        let allowed = "tokens that begin with sessions of one model: name the SESSION";
+        let allowed = "tokens that match sessions of one model only; give SESSION instead";
         return Err(usage("--tokens", path.display(), allowed));
     }
     found.sort_by_key(|(_, one)| std::cmp::Reverse(one.tokens.len()));
     match found.is_empty() {
-        true => Err(SessionError::Unknown(format!("that {} begins with", path.display())).into()),
+        true => Err(SessionError::Unknown(format!("whose tokens are a prefix of {}", path.display())).into()),
         false => Ok(found),
     }
 }
@@ -380,7 +381,7 @@ pub(super) fn restore(
             check_names(&found, folder)?;
         }
         if !write(args, (sessions, &found), interrupt)? {
-            note(&format!("session {} is not whole", found.id));
+            note(&format!("session {} is incomplete", found.id));
             continue;
         }
         let done = Done {

@@ -143,7 +143,7 @@ pub(super) fn run(
                 count(totals.bad),
             );
             if totals.changed > 0 {
-                line += &format!(", {} removed meanwhile", count(totals.changed));
+                line += &format!(", {} removed during the check", count(totals.changed));
             }
             output.line(&line)?;
         }

@@ -174,11 +174,7 @@ impl Api {
         use std::os::unix::ffi::{OsStrExt, OsStringExt};
         let fail = |problem: io::Error| {
             let subject = path.display().to_string();
-            Error::io(
-                "find the mount of a 3FS (fuse.hf3fs) that has",
-                subject,
-                problem,
-            )
+            Error::io("find the 3FS mount (fuse.hf3fs) of", subject, problem)
         };
         // Of a path that does not exist the library does not say so: it throws.
         let real = std::fs::canonicalize(path).map_err(fail)?;
@@ -191,9 +187,9 @@ impl Api {
         };
         if len <= 0 || len as usize > MOUNT_MAX {
             let why = if len <= 0 {
-                "there is none"
+                "the path is not below a 3FS mount"
             } else {
-                "its name is too long"
+                "the path of the mount is too long"
             };
             return Err(fail(io::Error::other(why)));
         }

@@ -49,22 +49,23 @@ pub(crate) fn is_used() -> bool {
     IS_USED.load(Ordering::Relaxed)
 }
 
-/// How the files of a 3FS are reached.
+/// Configuration of the USRBIO rings of a 3FS.
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "callers make one")]
 pub struct UsrbioConfig {
-    /// 3FS's library: a path, or a name that the system's loader searches for.
+    /// 3FS's client library: a path, or a name that the system's loader searches for.
     pub library: PathBuf,
-    /// A path below its mount.
+    /// A path below the mount of the 3FS.
     pub path: PathBuf,
-    /// How many rings there are for reads, and as many for writes: 1 to 64.
+    /// Number of rings per direction (reads and writes), 1 to 64.
     pub streams: usize,
-    /// Requests that may be under way: entries of all rings together, at least one of each and at
-    /// most 1024. At most 65536.
+    /// Maximum number of requests in flight, 1 to 65536. It is the total number of entries of all
+    /// rings; each ring has 1 to 1024.
     pub running: usize,
-    /// Requests that may wait beside them, in each direction. What is more fails.
+    /// Maximum number of queued requests per direction, in addition to `running`. Further requests
+    /// fail.
     pub waiting: usize,
-    /// How long an answer is waited for ([`Carrier::patience`](crate::Carrier::patience)).
+    /// Maximum time to wait for a request ([`Carrier::patience`](crate::Carrier::patience)).
     pub patience: Duration,
 }
 
@@ -106,13 +107,7 @@ impl Usrbio {
             }
         }
         let api = Arc::new(Api::load(&config.library)?);
-        let fail = |problem| {
-            Error::io(
-                "open the 3FS of",
-                config.path.display().to_string(),
-                problem,
-            )
-        };
+        let fail = |problem| Error::io("open 3FS for", config.path.display().to_string(), problem);
         let (sender, opened) = mpsc::sync_channel(1);
         let (of, patience) = (config.clone(), config.patience);
         let open = move || drop(sender.send(Self::make(api, &of)));
@@ -125,7 +120,7 @@ impl Usrbio {
 
     fn make(api: Arc<Api>, config: &UsrbioConfig) -> Result<Arc<Self>> {
         let origin = Origin::here();
-        let origin = origin.map_err(|e| Error::io("use", "a 3FS", io::Error::other(e)))?;
+        let origin = origin.map_err(|e| Error::io("use", "3FS", io::Error::other(e)))?;
         let mount = api.mount_point(&config.path)?;
         let memory = Memory::new(api, mount, origin);
         let entries = (config.running / 2 / config.streams).clamp(1, ENTRIES_MAX);

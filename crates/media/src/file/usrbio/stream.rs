@@ -461,7 +461,7 @@ impl Ring {
     fn new(memory: &Memory, op: Op, entries: usize, origin: Origin) -> Result<Self> {
         let fail = |problem: io::Error| {
             Error::io(
-                "hf3fs_iorcreate4",
+                "create a ring (hf3fs_iorcreate4) for",
                 memory.mount.display().to_string(),
                 problem,
             )

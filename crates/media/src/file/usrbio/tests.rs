@@ -548,7 +548,7 @@ fn what_is_missing_is_named() {
         library,
         ..with.clone()
     });
-    assert!(message.contains("no hf3fs_iovcreate"), "{message}");
+    assert!(message.contains("no function hf3fs_iovcreate"), "{message}");
     let path = PathBuf::from("/proc");
     let message = refusal(UsrbioConfig {
         path,

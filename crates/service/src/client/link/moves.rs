@@ -80,7 +80,11 @@ impl Link {
         let block = |(row, file): (&MoveRow, Option<Outside>)| {
             let index = row.index.get() as usize;
             let Some(key) = call.keys.get(index).copied() else {
-                return Err(Error::input("index", index, "that of a key of the call"));
+                return Err(Error::input(
+                    "index",
+                    index,
+                    "the index of a key of the call",
+                ));
             };
             let namespace = call.namespace;
             let place = row.place.of(Identity { namespace, key }, file.as_ref())?;
@@ -117,7 +121,7 @@ impl Link {
             && let Err(error) = batch.stage()
         {
             // Cannot be: the call has made the slab. A direct copy is right as well.
-            tracing::error!(%error, "a get could not be staged");
+            tracing::error!(%error, "internal error: cannot stage a get");
         }
         let bytes = match call.op {
             Op::Put => Bytes::New,
@@ -130,7 +134,8 @@ impl Link {
                 Ok(Outcome::Done) => verdicts.planned(tag, block.1.parts.into()),
                 Ok(Outcome::Corrupt) => verdicts.corrupt(tag),
                 Ok(_) => {}
-                Err(error) => tracing::error!(%error, "a block could not be planned"),
+                Err(error) => tracing::error!(%error, "internal error: cannot plan the copy of \
+                                                       a block"),
             }
         }
         let link = Arc::clone(self);

@@ -174,7 +174,7 @@ impl World {
                 let mut twin = self.twin.borrow_mut();
                 // Behind a gap, blocks are pinned for a moment, or not; and where others load some
                 // it may wait for those, and pin then.
-                match gap && !ends || before.loading_blocks > 0 {
+                match gap && !ends || before.inflight_load_blocks > 0 {
                     true => twin.maybe_used(*id, stamps[index]),
                     false => twin.used(*id, stamps[index]),
                 }
@@ -204,7 +204,7 @@ impl World {
         let keys = numbers.iter().map(|number| key(*number)).collect();
         let task = namespace.get_with(keys, blocks, options);
         let task = task.map_err(|error| format!("get: {error}"))?;
-        if self.owner().stats().joined_blocks > before.joined_blocks {
+        if self.owner().stats().coalesced_blocks > before.coalesced_blocks {
             self.door("joined");
             expects.iter_mut().for_each(|expect| *expect = Expect::Any);
             pinned.iter_mut().for_each(|pin| *pin = None);

@@ -95,7 +95,9 @@ impl World {
             let refused = refused.is_some_and(|one| one.task.outcomes() == [Outcome::Full]);
             // What stays may leave no hole, however much goes.
             let held = !self.held.borrow().is_empty() || !self.pins.borrow().is_empty();
-            let stays = flying.len() > 1 || held;
+            // Members of groups are evicted before older blocks that the put may not evict.
+            let grouped = !self.groups.borrow().is_empty();
+            let stays = flying.len() > 1 || held || grouped;
             law!(
                 !refused || !self.is_single() || self.shape.devices > 1 || stays,
                 "{left:?} went, and the block that needed their room was refused all the same"

@@ -436,7 +436,7 @@ impl Crowd {
             );
             return Ok(());
         }
-        if said.contains("has free") {
+        if said.contains("the free space of") {
             self.tally.fault("no room on disk");
             law!(
                 kib << 10 > free && len == self.kib << 10,

@@ -232,7 +232,7 @@ impl World {
         let names = keys.iter().map(|number| key(*number)).collect();
         let mut options = GetOptions::default();
         options.prefix = prefix;
-        let joined = || self.owner().stats().joined_blocks;
+        let joined = || self.owner().stats().coalesced_blocks;
         let before = joined();
         let (task, is_near) = self.ask_near(ns, keys, || {
             let got = namespace.get_with(names, BlockBuffers::whole(buffers.clone()), options);

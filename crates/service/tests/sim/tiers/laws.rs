@@ -227,20 +227,20 @@ impl World {
             "{} bytes wait for further tiers",
             stats.write_back_bytes
         );
-        if stats.joined_blocks > 0 {
+        if stats.coalesced_blocks > 0 {
             self.door("joined");
         }
         law!(
-            stats.loading_blocks == 0,
+            stats.inflight_load_blocks == 0,
             "{} blocks are said to be loaded",
-            stats.loading_blocks
+            stats.inflight_load_blocks
         );
         let drained = self.owner().drain(std::time::Duration::ZERO);
         law!(drained, "a drain has something left");
         for shelf in &self.shelves {
             let (_, unheard) = shelf.counts();
             let counted = stats.tiers.iter().find(|tier| tier.tier == shelf.name);
-            let counted = counted.map_or(0, |tier| tier.unanswered);
+            let counted = counted.map_or(0, |tier| tier.timeouts);
             law!(
                 counted == unheard,
                 "{} did not answer {unheard} questions in time, and {counted} are counted",

@@ -40,7 +40,7 @@ impl Get {
             && let Err(error) = batch.stage()
         {
             // Cannot be: the call has made the slab. A direct copy is right as well.
-            tracing::error!(%error, "a get could not be staged");
+            tracing::error!(%error, "internal error: cannot stage a get");
         }
         let mut outcomes = Vec::with_capacity(pinned.len());
         let mut verdicts = Verdicts::new(Bytes::Verified, pinned.len());
@@ -56,7 +56,7 @@ impl Get {
             );
             // Says nothing about the block, which stays.
             let outcome = outcome.unwrap_or_else(|error| {
-                tracing::error!(%error, "a get could not be planned");
+                tracing::error!(%error, "internal error: cannot plan a get");
                 Outcome::Miss
             });
             if outcome == Outcome::Done {

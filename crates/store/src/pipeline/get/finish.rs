@@ -67,7 +67,7 @@ impl Get {
         let from = &self.core.tiers[tier];
         for (_, place) in &corrupt {
             tracing::warn!(key = %place.identity.key, tier = from.name(),
-                "a block did not verify and is unpublished");
+                "checksum mismatch; block removed");
         }
         let places: Vec<Place> = corrupt.iter().map(|(_, place)| *place).collect();
         let get = Arc::clone(self);

@@ -6,8 +6,17 @@ use crate::buffers::BlockBuffers;
 use crate::task::Outcome;
 use crate::tier::Ends;
 
-/// Plans one block's way into the caller's memory; `Done` when its bytes will decide. `source` is
-/// for one block after the other.
+/// Adds the copies of one block into the caller's memory to `batch`.
+///
+/// `place` is the pinned block, `index` its key in `buffers`, and `tag` the number of its copies in
+/// the batch. `source` is scratch memory that calls for further blocks reuse.
+///
+/// Returns [`Outcome::Done`] if the copies decide about the outcome. Otherwise returns the outcome
+/// of the key, such as [`Outcome::Length`].
+///
+/// # Errors
+///
+/// Those of `ends` and of the batch, such as [`Error::Media`].
 pub fn plan(
     batch: &mut kvdepot_media::Batch,
     (ends, source): (&dyn Ends, &mut Vec<kvdepot_media::Buffer>),

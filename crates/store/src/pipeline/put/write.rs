@@ -55,7 +55,7 @@ impl Put {
                 Ok::<(), Error>(())
             });
         if let Err(error) = planned {
-            tracing::error!(%error, "a put could not be planned");
+            tracing::error!(%error, "internal error: cannot plan a put");
             let failed = vec![Moved::Failed; copies.len()];
             self.finish(tier, copies, &failed);
             return;

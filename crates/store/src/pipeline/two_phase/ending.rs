@@ -16,8 +16,16 @@ type Ended = (usize, Place, Dues, bool);
 type Filled<'a> = (usize, &'a Reservation, &'a [Checksum]);
 
 impl Core {
-    /// Publishes reservations whose parts are all in place; `checksums` has one a part. False for
-    /// one that is no reservation any more.
+    /// Publishes reservations whose parts are all in place.
+    ///
+    /// `checksums` has a list per reservation, with one checksum per part. The result of a
+    /// reservation is true if its block is stored, and false if the reservation has already ended.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::Input`] for wrong arguments.
+    /// * [`Error::Media`] if a part table cannot be written.
+    /// * [`Error::Closed`].
     pub fn commit(
         &self,
         reservations: &[Reservation],
@@ -124,7 +132,8 @@ impl Core {
                     written.push((reserved, checksum));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, key = %one.key(), "a block's parts cannot be joined");
+                    tracing::warn!(%error, key = %one.key(), "cannot combine the parts of a \
+                                                              block");
                     failed.push((*at, one.place, dues, false));
                 }
             }
@@ -172,7 +181,9 @@ impl Core {
         self.tiers[tier].unpin(stay.iter());
     }
 
-    /// Gives reservations back. Every mover that had one of their placements must have stopped.
+    /// Releases reservations.
+    ///
+    /// Every worker that had one of their placements must have stopped.
     pub fn abort(&self, reservations: &[Reservation]) {
         if self.gate.forked() {
             return;

@@ -135,7 +135,7 @@ impl Arenas {
         let devices = self.devices.load();
         let mut there = devices.0.iter().map(|other| other.number());
         if !there.any(|number| number == arena.number()) {
-            let allowed = "a device of this depot: it has been removed";
+            let allowed = "a device of this depot; this one has been removed";
             return Err(Error::input("path", path.display(), allowed));
         }
         arena.grow(capacity)?;
@@ -185,7 +185,7 @@ fn drop_those_of(others: &[Arc<Arena>], arena: &Arena) {
         tracing::info!(
             path,
             blocks = doubles.len(),
-            "blocks that another device has are dropped"
+            "removed duplicate blocks of another device"
         );
     }
     arena.hand_over(&doubles);
@@ -194,7 +194,10 @@ fn drop_those_of(others: &[Arc<Arena>], arena: &Arena) {
 /// Adding a device again asks for what there is.
 fn check_again(arena: &Arena, path: &Path, capacity: Option<u64>) -> Result<(), Error> {
     if let Some(known) = arena.path().filter(|known| *known != path) {
-        let allowed = format!("another medium: it is here as {}", known.display());
+        let allowed = format!(
+            "a medium that is not in this depot; it is already open as {}",
+            known.display()
+        );
         return Err(Error::input("path", path.display(), allowed));
     }
     // As an opening compares.
@@ -203,7 +206,10 @@ fn check_again(arena: &Arena, path: &Path, capacity: Option<u64>) -> Result<(), 
         Some(asked)
             if asked / kvdepot_arena::format::GRANULE * kvdepot_arena::format::GRANULE != has =>
         {
-            let allowed = format!("{}, which it has (grow_device changes it)", size::show(has));
+            let allowed = format!(
+                "{}, the size of the existing arena (use grow_device to change it)",
+                size::show(has)
+            );
             Err(Error::input("capacity", size::show(asked), allowed))
         }
         _ => Ok(()),

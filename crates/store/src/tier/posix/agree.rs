@@ -94,7 +94,7 @@ pub(super) fn agree(
     };
     if named.is_none() {
         let taken = size::show(mine.capacity);
-        tracing::info!(%path, taken, "no capacity is given: four fifths of the file system");
+        tracing::info!(%path, taken, "no capacity configured; using 80 % of the file system");
     }
     if theirs.is_none() {
         // It may be a broken one.
@@ -106,7 +106,9 @@ pub(super) fn agree(
             // Somebody else was first.
             Ok(false) => theirs = Settings::read(&dir)?,
             Ok(true) => {}
-            Err(error) => tracing::debug!(%error, %path, "settings are not written"),
+            Err(error) => {
+                tracing::debug!(%error, %path, "cannot write the settings of the directory")
+            }
         }
     }
     // Who was first has named it for those who do not.
@@ -122,7 +124,8 @@ pub(super) fn agree(
     };
     if theirs.fan_out != mine.fan_out {
         let allowed = format!(
-            "{}, which all who share {path} have (its file `{NAME}` says so)",
+            "{}, the value of the directory {path} (see its file `{NAME}`); all processes that \
+             share it must use the same value",
             theirs.fan_out
         );
         return Err(Error::config(
@@ -136,16 +139,16 @@ pub(super) fn agree(
             %path,
             here = size::show(mine.capacity),
             others = size::show(theirs.capacity),
-            "others who share the directory name another capacity: the smallest counts"
+            "processes configure different capacities; the smallest applies"
         );
         return Ok(mine.capacity);
     }
     match mine.write(&dir, Before::Goes) {
         Ok(_) => {
             let (before, now) = (size::show(theirs.capacity), size::show(mine.capacity));
-            tracing::info!(%path, before, now, "nobody else is there: its capacity is another one");
+            tracing::info!(%path, before, now, "directory capacity changed");
         }
-        Err(error) => tracing::debug!(%error, %path, "settings are not written"),
+        Err(error) => tracing::debug!(%error, %path, "cannot write the settings of the directory"),
     }
     Ok(mine.capacity)
 }

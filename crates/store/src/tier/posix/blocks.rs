@@ -77,7 +77,7 @@ impl Common {
     /// Whether a file has the block's name; what it holds is seen when it is read.
     pub(super) fn has(&self, name: &Identity) -> bool {
         self.folder.has(name).unwrap_or_else(|error| {
-            tracing::debug!(%error, "a directory does not tell what it has");
+            tracing::debug!(%error, "cannot list a directory");
             false
         })
     }
@@ -87,7 +87,7 @@ impl Common {
         let (_, turn) = self.filter.of(std::iter::empty());
         let found = self.open.adopt(name, used, slot);
         let place = found.unwrap_or_else(|error| {
-            tracing::debug!(%error, key = %name.key, "a block's file cannot be read");
+            tracing::debug!(%error, key = %name.key, "cannot read a block file");
             None
         });
         let pin = place.map(|place| Pinned::new(&self.open, place));
@@ -290,7 +290,7 @@ impl Common {
     }
 
     pub(super) fn refuse(&self, error: &Error) -> Refused {
-        self.warn(error, "a block cannot be stored");
+        self.warn(error, "cannot store a block");
         Refused::Declined
     }
 
@@ -317,7 +317,7 @@ impl Common {
             }
             Ok(false) => false,
             Err(error) => {
-                self.warn(&error, "a block is not stored");
+                self.warn(&error, "cannot store a block");
                 false
             }
         }
@@ -328,7 +328,7 @@ impl Common {
         let len = self.losses.len_of(&self.folder, name);
         let gone = self.folder.remove(name, inode);
         let gone = gone.unwrap_or_else(|error| {
-            tracing::warn!(%error, key = %name.key, "a block's file cannot be removed");
+            tracing::warn!(%error, key = %name.key, "cannot delete the file of a block");
             None
         });
         let Some(bytes) = gone else {
@@ -340,7 +340,7 @@ impl Common {
         };
         self.losses.went(name, why, bytes, len);
         if let Err(error) = self.usage.freed(bytes) {
-            tracing::debug!(%error, "the count learns of it by the next collection");
+            tracing::debug!(%error, "usage is corrected at the next eviction");
         }
         true
     }

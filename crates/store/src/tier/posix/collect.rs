@@ -200,7 +200,7 @@ impl Collector {
             let started = std::thread::Builder::new().name("kvdepot-collect".into());
             let started = started.spawn(move || work.run());
             thread = Some(started.map_err(|source| Error::Io {
-                path: "thread".into(),
+                path: "cannot start a thread".into(),
                 source,
             })?);
         }
@@ -317,10 +317,11 @@ impl Work {
         });
         let path = self.folder.path.display();
         match again {
-            Ok(true) => tracing::warn!(%path, "the directory was removed, and is opened again"),
+            Ok(true) => tracing::warn!(%path, "directory was deleted; created again"),
             Ok(false) => {}
             Err(error) => {
-                tracing::warn!(%error, %path, "the directory was removed, and cannot be opened");
+                tracing::warn!(%error, %path, "directory was deleted and cannot be created \
+                                               again");
             }
         }
     }
@@ -329,7 +330,7 @@ impl Work {
     fn round(&self, found: &mut Found, wants: Wants, sweeps: bool) -> Option<i64> {
         self.open_again();
         self.collect(found, wants, sweeps).unwrap_or_else(|error| {
-            tracing::warn!(%error, path = %self.folder.path.display(), "cannot collect");
+            tracing::warn!(%error, path = %self.folder.path.display(), "eviction failed");
             None
         })
     }
@@ -339,10 +340,7 @@ impl Work {
         if sweeps {
             let swept = self.folder.sweep();
             if swept > 0 {
-                tracing::info!(
-                    bytes = swept,
-                    "swept what processes have left that are gone"
-                );
+                tracing::info!(bytes = swept, "removed temporary files of dead processes");
                 self.usage.freed(swept)?;
             }
         }
@@ -398,7 +396,7 @@ impl Work {
                 count += 1;
                 // What cannot be removed stays, and others go.
                 match self.evict(&old).unwrap_or_else(|error| {
-                    tracing::debug!(%error, name = old.name, "a file cannot be removed");
+                    tracing::debug!(%error, name = old.name, "cannot delete a file");
                     Fate::Other
                 }) {
                     Fate::Gone(bytes) => freed += bytes,
@@ -453,7 +451,7 @@ impl Work {
                 if self.folder.others_act(ACTIVE)? {
                     return Ok(Turn::Others);
                 }
-                tracing::warn!("a process that collects does nothing: it is passed by");
+                tracing::warn!("eviction by another process stalled; taking over");
                 return Ok(Turn::PassedBy);
             }
             std::thread::sleep(PAUSE);
@@ -469,7 +467,7 @@ impl Work {
                 path = %self.folder.path.display(),
                 used,
                 capacity = self.usage.capacity(),
-                "the file system is full before the directory is: its oldest blocks go"
+                "file system full below configured capacity; evicting"
             );
         }
     }

@@ -99,7 +99,7 @@ impl Desk {
             thread.spawn(run).map_err(|source| {
                 desk.queue.state.lock().threads -= 1;
                 Error::Io {
-                    path: "thread".into(),
+                    path: "cannot start a thread".into(),
                     source,
                 }
             })?;
@@ -165,7 +165,7 @@ impl Desk {
             {
                 tracing::warn!(
                     threads = state.threads,
-                    "a file system does not answer: its threads are left alone"
+                    "file system not responding; abandoning I/O threads"
                 );
                 let left = std::mem::take(&mut state.calls);
                 state.waiting = 0;
@@ -190,7 +190,7 @@ impl Queue {
             if let Some(job) = state.next() {
                 MutexGuard::unlocked(&mut state, || {
                     if catch_unwind(AssertUnwindSafe(job)).is_err() {
-                        tracing::error!("a job at a file system has panicked");
+                        tracing::error!("internal error: file job panicked");
                     }
                     self.pulse.beat();
                 });

@@ -20,7 +20,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -77,7 +77,7 @@ impl Folder {
     pub(super) fn open(options: &Options) -> Result<Folder, Error> {
         let (path, is_far) = (&options.path, options.is_far);
         let lasts = options.durability == Durability::Power;
-        make(path, true)?;
+        make(path, true).map_err(|error| unusable(options.section, path, error))?;
         let pid = std::process::id();
         let chosen = RandomState::new().hash_one(pid);
         let mine = format!("{:08x}-{pid}-{chosen:016x}", boot());
@@ -85,7 +85,7 @@ impl Folder {
         at.check_owner(&format!("{}.path", options.section), path)?;
         if at.owner != rustix::process::geteuid().as_raw() {
             tracing::info!(path = %path.display(), owner = at.owner,
-                "the file system gives all files to one user: those of that user are blocks");
+                "file system maps all files to one user; accepting the files of that user");
         }
         Ok(Folder {
             at: ArcSwap::from_pointee(at),
@@ -132,7 +132,8 @@ impl Folder {
             return Err(Error::Io {
                 path: self.path.clone(),
                 source: io::Error::other(
-                    "it lies on a file system of another kind: open the depot again",
+                    "the directory is now on a different kind of file system; close and reopen the \
+                     depot",
                 ),
             });
         }
@@ -194,7 +195,7 @@ impl Folder {
         if let Some(name) = name
             && let Err(error) = self.at.load().new.remove(name)
         {
-            tracing::warn!(%error, "a file that is not published cannot be removed");
+            tracing::warn!(%error, "cannot delete an unpublished file");
         }
     }
 
@@ -394,7 +395,7 @@ impl Folder {
     /// file system knows the locks of other hosts.
     pub(super) fn sweep(&self) -> u64 {
         let swept = |error: Error| {
-            tracing::debug!(%error, "cannot look at what processes have left");
+            tracing::debug!(%error, "cannot list temporary files of other processes");
             0
         };
         let now = match self.still_here() {
@@ -480,7 +481,7 @@ impl Folder {
             }
         });
         if let Err(error) = gone {
-            tracing::debug!(%error, "what this process has written stays until somebody sweeps");
+            tracing::debug!(%error, "cannot delete temporary files of this process");
         }
     }
 }
@@ -527,6 +528,24 @@ pub(super) enum Kept {
     Nothing,
     /// Another user's file, or a later release's: it stays, and is of no use here.
     Strange,
+}
+
+/// The error of a directory that cannot be created, with the option that names the directory.
+fn unusable(section: &str, path: &Path, error: Error) -> Error {
+    match error {
+        Error::Io { source, .. } => Error::Io {
+            path: format!(
+                "{section}.path: cannot create the directory {}",
+                path.display()
+            )
+            .into(),
+            source: io::Error::new(
+                source.kind(),
+                format!("{source}; use a directory that this user can create and write"),
+            ),
+        },
+        other => other,
+    }
 }
 
 fn whose(page: &[u8; LEN], identity: &Identity) -> Option<FileHeader> {

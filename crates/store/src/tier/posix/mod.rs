@@ -418,7 +418,7 @@ impl Tier for Posix {
             let described = described::describe(&common.folder.dir(), namespace, &text);
             if let Err(error) = described {
                 let path = common.folder.path.display();
-                tracing::debug!(%error, %path, "a namespace is not described");
+                tracing::debug!(%error, %path, "cannot write the description of a namespace");
             }
         });
     }
@@ -434,7 +434,7 @@ impl Tier for Posix {
                 Ok(page) => {
                     reply.answer(page);
                 }
-                Err(error) => tracing::debug!(%error, "a directory does not tell what it has"),
+                Err(error) => tracing::debug!(%error, "cannot list a directory"),
             }
         });
     }

@@ -102,7 +102,7 @@ impl Open {
     ) -> Result<Arc<Open>, Error> {
         let far = folder.is_far();
         let (hands, manner, way) = reach(options, folder, terms.timeout)?;
-        tracing::info!(path = %folder.path.display(), way, "blocks are read and written");
+        tracing::info!(path = %folder.path.display(), way, "I/O engine selected");
         Ok(Arc::new(Open {
             number: terms.number,
             folder: Arc::clone(folder),
@@ -143,7 +143,7 @@ impl Open {
         slot: Permits,
     ) -> Result<Option<Place>, Error> {
         if !self.proves(name.namespace) {
-            self.pass_over(name, "its namespace has no key here");
+            self.pass_over(name, "no MAC key for its namespace");
             return Ok(None);
         }
         let found = self.folder.find(name, self.manner.is_direct())?;
@@ -151,7 +151,10 @@ impl Open {
             return Ok(None);
         };
         if !self.folder.is_own(seen.owner) {
-            self.pass_over(name, &format!("it is another user's (uid {})", seen.owner));
+            self.pass_over(
+                name,
+                &format!("it belongs to another user (uid {})", seen.owner),
+            );
             return Ok(None);
         }
         let note = match !self.far {
@@ -204,7 +207,7 @@ impl Open {
         };
         read?;
         if FileHeader::is_newer(&page) {
-            self.pass_over(name, "it is of a later release");
+            self.pass_over(name, "it was written by a later release");
             return Ok(None);
         }
         let header = FileHeader::decode(&page);
@@ -215,8 +218,8 @@ impl Open {
         let proven = self.keys.is_none() || !macs.is_empty();
         let Some(header) = header.filter(|_| proven) else {
             let why = match proven {
-                true => "it is not the block that its name says",
-                false => "it is not authenticated",
+                true => "its header does not match its file name and size",
+                false => "it has no valid MAC",
             };
             self.pass_over(name, why);
             // The next put writes it again.
@@ -242,7 +245,7 @@ impl Open {
     fn pass_over(&self, name: &Identity, reason: &str) {
         if let Some(unsaid) = self.passed_over.may_say() {
             let (namespace, key) = (name.namespace, name.key);
-            tracing::warn!(%namespace, %key, reason, unsaid, "a block's file is passed over");
+            tracing::warn!(%namespace, %key, reason, unsaid, "block file skipped");
         }
     }
 
@@ -392,7 +395,7 @@ impl Open {
                 let new = (name.as_deref(), file.raw().fd().map_err(io)?);
                 let replaced = self.folder.publish(new, &place.identity, lasts)?;
                 if replaced > 0 && self.usage.freed(replaced).is_err() {
-                    tracing::debug!("the count learns of a replaced file by the next collection");
+                    tracing::debug!("usage is corrected at the next eviction");
                 }
             }
             Ok(stays)
@@ -458,7 +461,9 @@ impl Open {
     fn get<R>(&self, place: &Place, read: impl FnOnce(&Opened) -> R) -> Result<R, Error> {
         let state = self.state.lock();
         let opened = state.files.get(&place.token.sequence);
-        opened.map(read).ok_or(Error::Closed("a file is closed"))
+        opened
+            .map(read)
+            .ok_or(Error::Closed("the block file is closed"))
     }
 
     /// Names a new file.
@@ -469,7 +474,7 @@ impl Open {
         });
         let named = named.and_then(|fd| self.folder.name(fd));
         let name = named.inspect_err(|error| {
-            tracing::warn!(%error, "a file cannot be named for another process");
+            tracing::warn!(%error, "cannot link block file for a worker");
         });
         let name = name.ok()?;
         let mut state = self.state.lock();

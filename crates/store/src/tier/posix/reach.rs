@@ -34,7 +34,8 @@ pub(super) fn reach(
             let manner = match (direct, folder.direct()) {
                 (DirectIo::Yes, None) => {
                     let field = format!("{}.direct", options.section);
-                    let allowed = "auto or false: its file system has no direct I/O";
+                    let allowed =
+                        "auto or false, because the file system does not support direct I/O";
                     return Err(Error::config(field, "true", allowed));
                 }
                 (DirectIo::Yes | DirectIo::Auto, Some(manner)) => manner,
@@ -58,8 +59,9 @@ fn hands_of(rings: &Rings, options: &Options, patience: Duration) -> Result<Arc<
     };
     Hands::usrbio(&config).map_err(|error| {
         let allowed = format!(
-            "3FS's library, and a path below its mount: {error}. Build hf3fs_api_shared of 3FS and \
-             name it here; or library: posix, which goes through the mount"
+            "the path of 3FS's library, with ds3fs.path below a 3FS mount ({error}); build \
+             hf3fs_api_shared from the 3FS sources, or set library: posix to use the mount without \
+             the library"
         );
         Error::config("ds3fs.library", rings.library.display(), allowed)
     })

@@ -294,7 +294,7 @@ impl Usage {
             mine.left += bytes;
         }
         if let Err(error) = self.freed(0) {
-            tracing::debug!(%error, "what was not written stays granted");
+            tracing::debug!(%error, "usage that was not written stays reserved");
         }
     }
 
@@ -362,7 +362,7 @@ impl Usage {
     pub(super) fn close(&self) {
         let left = std::mem::take(&mut self.mine.lock().left);
         if let Err(error) = self.change(|used| used.saturating_sub(left)) {
-            tracing::debug!(%error, "grants stay in the count");
+            tracing::debug!(%error, "reserved bytes stay in the usage count");
         }
     }
 

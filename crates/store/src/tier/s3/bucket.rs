@@ -71,16 +71,16 @@ pub(super) enum Fault {
 
 impl Fault {
     const ALL: [(Fault, &'static str); 10] = [
-        (Fault::Gone, "gone"),
-        (Fault::Changed, "changed"),
-        (Fault::Taken, "taken"),
-        (Fault::Refused, "refused"),
-        (Fault::Busy, "busy"),
-        (Fault::Late, "late"),
-        (Fault::Short, "short"),
-        (Fault::Strange, "strange"),
-        (Fault::Unknown, "unknown"),
-        (Fault::Lost, "lost"),
+        (Fault::Gone, "not_found"),
+        (Fault::Changed, "precondition_failed"),
+        (Fault::Taken, "already_exists"),
+        (Fault::Refused, "access_denied"),
+        (Fault::Busy, "throttled"),
+        (Fault::Late, "timeout"),
+        (Fault::Short, "length_mismatch"),
+        (Fault::Strange, "invalid_object"),
+        (Fault::Unknown, "unsupported"),
+        (Fault::Lost, "connection_error"),
     ];
 
     /// Whether it may go well the next time.
@@ -252,7 +252,8 @@ impl Bucket {
             check_endpoint(&endpoint, options.allow_http)?;
         }
         let store = builder.build().map_err(|error| {
-            let allowed = "what object_store takes, with the environment's AWS_* variables";
+            let allowed = "S3 settings (here and in the AWS_* environment variables) that the S3 \
+                           client accepts";
             Error::config("s3", error, allowed)
         })?;
         let writes = options.requests / 2;
@@ -283,7 +284,10 @@ impl Bucket {
     /// It does not know them.
     pub(super) fn forget_conditions(&self) {
         if self.conditions.swap(false, Ordering::Relaxed) {
-            tracing::info!("the object store knows no conditional writes: it is asked before each");
+            tracing::info!(
+                "object store has no conditional writes; checking existence before \
+                            each upload"
+            );
         }
     }
 
@@ -361,7 +365,7 @@ impl Bucket {
         match fault {
             Fault::Gone | Fault::Changed | Fault::Taken => {}
             Fault::Refused => self.voice.refused(error),
-            _ => tracing::debug!(%error, "a request to the object store has failed"),
+            _ => tracing::debug!(%error, "request to the object store failed"),
         }
         fault
     }

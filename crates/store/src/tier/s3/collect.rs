@@ -132,7 +132,12 @@ impl Collector {
                     Ok(()) => self.usage.look_again(),
                     Err(fault) => {
                         if let Some(unsaid) = self.bucket.may_say("count", fault) {
-                            tracing::warn!(?fault, unsaid, "the bucket cannot be counted");
+                            tracing::warn!(
+                                ?fault,
+                                unsaid,
+                                "cannot update the usage of the \
+                                                            bucket"
+                            );
                         }
                     }
                 }
@@ -260,7 +265,7 @@ impl Collector {
             bytes = sum,
             removed = bytes,
             took = ?clock::since(begun),
-            "the bucket is counted"
+            "counted the objects of the bucket"
         );
         if let Some(newest) = newest {
             self.forget_marks(marks, newest).await;
@@ -284,7 +289,9 @@ impl Collector {
             match read {
                 Ok(Some((marks, _))) => uses.add(&marks),
                 Ok(None) => {}
-                Err(fault) => tracing::debug!(?fault, "uses by another process are not known"),
+                Err(fault) => {
+                    tracing::debug!(?fault, "cannot read the block uses of another process")
+                }
             }
             if uses.is_full() {
                 break;

@@ -42,7 +42,7 @@ impl FromFile {
                 Ok(credential) => *known = (stamp, Arc::new(credential)),
                 // It is being written.
                 Err(what) => {
-                    tracing::warn!(what, path = %self.path.display(), "credentials are not read");
+                    tracing::warn!(what, path = %self.path.display(), "cannot read credentials");
                 }
             }
         }

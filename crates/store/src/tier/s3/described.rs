@@ -47,7 +47,7 @@ impl Common {
         };
         match self.bucket.ask(Way::Write, put).await {
             Ok(_) | Err(Fault::Taken) => {}
-            Err(fault) => tracing::debug!(?fault, "a namespace is not described"),
+            Err(fault) => tracing::debug!(?fault, "cannot write the description of a namespace"),
         }
     }
 

@@ -125,7 +125,7 @@ impl S3 {
             .enable_all()
             .build();
         let runtime = runtime.map_err(|source| Error::Io {
-            path: "thread".into(),
+            path: "cannot start a thread".into(),
             source,
         })?;
         let departures = Arc::<Departures>::default();
@@ -401,7 +401,7 @@ impl Tier for S3 {
                 Ok(page) => {
                     reply.answer(page);
                 }
-                Err(fault) => tracing::debug!(?fault, "a bucket does not tell what it has"),
+                Err(fault) => tracing::debug!(?fault, "cannot list the bucket"),
             }
         });
     }
@@ -438,7 +438,7 @@ impl Tier for S3 {
         stats.full = common.full.load(Ordering::Relaxed);
         stats.stored_blocks = common.stored[0].load(Ordering::Relaxed);
         stats.stored_bytes = common.stored[1].load(Ordering::Relaxed);
-        (stats.requests, stats.retries, stats.faults) = common.bucket.counts();
+        (stats.requests, stats.retries, stats.request_errors) = common.bucket.counts();
         stats.corrupt_blocks = common.bucket.counted(Fault::Strange);
         stats
     }
@@ -540,7 +540,8 @@ impl Common {
                 self.bucket.count(Fault::Strange);
                 if let Some(unsaid) = self.bucket.may_say("object", Fault::Strange) {
                     let key = &name.key;
-                    tracing::warn!(%key, unsaid, "an object is not the block that its name says");
+                    tracing::warn!(%key, unsaid, "object does not match its name; treated as a \
+                                                  miss");
                 }
                 // The next put writes it again, unless it is one of a later release.
                 if !newer {

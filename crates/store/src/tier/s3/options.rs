@@ -113,18 +113,20 @@ impl Options {
             Error::config(
                 "s3.url",
                 url,
-                "s3://BUCKET/PREFIX: a name of 3 to 63 small letters, digits, - . _, and a prefix",
+                "s3://BUCKET/PREFIX, with a bucket name of 3 to 63 characters (lowercase letters, \
+                 digits, - . _)",
             )
         })?;
         let capacity = match (section.text("lifecycle"), section.number("capacity")) {
             (Some("bucket"), None) => None,
             (Some("bucket"), Some(capacity)) => {
-                let allowed = "nothing, as with lifecycle: bucket nobody counts";
+                let allowed = "no capacity with lifecycle: bucket (the bucket's own rules limit \
+                               its size); remove one of the two";
                 let capacity = size::show(capacity);
                 return Err(Error::config("s3.capacity", capacity, allowed));
             }
             (_, None) => {
-                let allowed = "a size, such as 1TiB, or lifecycle: bucket";
+                let allowed = "a size such as 1TiB, or lifecycle: bucket";
                 return Err(missing("s3.capacity", allowed));
             }
             (_, Some(capacity)) => Some(at_least("capacity", capacity, CAPACITY_MIN)?),
@@ -181,11 +183,11 @@ pub(super) fn check_endpoint(endpoint: &str, allow_http: bool) -> Result<(), Err
     let host = match endpoint.split_once("://") {
         Some(("https", host)) => host,
         Some(("http", host)) if allow_http => host,
-        Some(("http", _)) => return refuse("https://, or allow_http: true with it"),
-        _ => return refuse("https://HOST, perhaps with a :PORT"),
+        Some(("http", _)) => return refuse("https://HOST, or set allow_http: true for http://"),
+        _ => return refuse("https://HOST or https://HOST:PORT"),
     };
     match host.is_empty() || host.contains(['@', '?', '#']) || host.starts_with('/') {
-        true => refuse("https://HOST, perhaps with a :PORT, without a user"),
+        true => refuse("https://HOST or https://HOST:PORT, without user name, query or fragment"),
         false => Ok(()),
     }
 }

@@ -150,7 +150,7 @@ impl Staged {
             of,
         } = self;
         let bytes = whole.into_vec().unwrap_or_else(|shared| {
-            tracing::debug!("memory that is still in use is copied");
+            tracing::debug!("copying a buffer that is still in use");
             shared.to_vec()
         });
         // A copy lies elsewhere, and its alignment is of no use any more.

@@ -372,7 +372,7 @@ impl Usage {
         self.mine.lock().marked_at = Some(clock::now());
         let path = self.bucket.path(MARKS).join(&*self.me);
         if let Err(fault) = self.store(&path, marks, PutMode::Overwrite).await {
-            tracing::debug!(?fault, "uses of blocks are not told to others");
+            tracing::debug!(?fault, "cannot publish block uses to other processes");
             self.uses.are_unsaid();
         }
     }

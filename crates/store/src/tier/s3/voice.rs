@@ -54,7 +54,7 @@ impl Voice {
         self.is_refused.store(true, Ordering::Relaxed);
         if let Some(unsaid) = self.may_say("refused", Fault::Refused) {
             self.is_told.store(true, Ordering::Relaxed);
-            tracing::warn!(%error, unsaid, "the object store refuses a request");
+            tracing::warn!(%error, unsaid, "object store rejected a request");
         }
     }
 
@@ -64,7 +64,7 @@ impl Voice {
             && self.is_refused.swap(false, Ordering::Relaxed);
         // A store that refuses some requests of many would say so at each turn.
         if over && self.is_told.swap(false, Ordering::Relaxed) {
-            tracing::warn!("the object store takes requests again");
+            tracing::warn!("object store accepts requests again");
         }
     }
 }

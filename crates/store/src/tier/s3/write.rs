@@ -261,7 +261,7 @@ impl Common {
             Ok((Sent::Kept, _)) => (false, false),
             Err(fault) => {
                 if let Some(unsaid) = self.bucket.may_say("put", *fault) {
-                    tracing::warn!(?fault, unsaid, key = %name.key, "a block is not stored");
+                    tracing::warn!(?fault, unsaid, key = %name.key, "cannot store a block");
                 }
                 (false, false)
             }

@@ -110,7 +110,7 @@ impl Gateway {
         let answer: Value = serde_json::from_slice(&text).map_err(|_| {
             let status = response.status();
             unreachable(&format_args!(
-                "{status}, and no answer of etcd's JSON gateway"
+                "HTTP status {status}, but not a response of etcd's JSON gateway"
             ))
         })?;
         match refusal(&answer) {
@@ -217,7 +217,7 @@ impl Stream<'_> {
             _ => return Ok(None),
         }
         let answer: Value = serde_json::from_slice(&line)
-            .map_err(|error| Failure::Refused(format!("an answer that is no JSON: {error}")))?;
+            .map_err(|error| Failure::Refused(format!("response is not JSON: {error}")))?;
         match refusal(&answer) {
             Some((UNAVAILABLE, message)) => Err(Failure::Unreachable(message)),
             Some((_, message)) => Err(Failure::Refused(message)),

@@ -56,7 +56,7 @@ fn turn(shared: &Shared, hold: &mut Hold) -> Result<(), Failure> {
     if let Some(id) = &hold.lease {
         let answer = shared.gateway.post("/v3/lease/keepalive", &lease(id))?;
         if !is_alive(&answer) {
-            tracing::warn!(name = own.name, "the lease has run out");
+            tracing::warn!(name = own.name, "etcd lease expired; registering again");
             lose(shared, hold);
         }
     }
@@ -114,7 +114,10 @@ fn register(shared: &Shared, hold: &mut Hold, own: &Host) -> Result<(), Failure>
             return Ok(());
         }
     }
-    let reason = format!("{}: others write its key at the same time", own.name);
+    let reason = format!(
+        "{}: other processes are writing its key at the same time",
+        own.name
+    );
     Err(Failure::Refused(reason))
 }
 
@@ -144,7 +147,7 @@ fn take_lease(shared: &Shared, hold: &mut Hold) -> Result<String, Failure> {
         .gateway
         .post("/v3/lease/grant", &grant(shared.ttl.as_secs()))?;
     let id = granted(&answer)
-        .ok_or_else(|| Failure::Refused("a lease without a name was granted".to_owned()))?;
+        .ok_or_else(|| Failure::Refused("etcd granted a lease without an ID".to_owned()))?;
     hold.lease = Some(id.clone());
     Ok(id)
 }
@@ -155,7 +158,7 @@ fn displaced(shared: &Shared, hold: &mut Hold, other: &Host) {
     shared.set_registered(None);
     shared.board.stand(Standing::Displaced);
     shared.board.trouble(&format!(
-        "{} is another process's, at {}, incarnation {}",
+        "another process uses the host name {}, at {}, incarnation {}",
         other.name, other.address, other.incarnation
     ));
 }

@@ -68,7 +68,7 @@ impl Roster {
             Some(host) => drop(self.hosts.insert(entry.name, host)),
             None => {
                 let name = entry.name.as_str();
-                tracing::warn!(name, "a host's key in etcd holds something else");
+                tracing::warn!(name, "invalid value in a host's etcd key; ignored");
                 self.hosts.remove(name);
             }
         }

@@ -5,21 +5,21 @@ use std::time::Duration;
 use super::super::error::Error;
 use crate::homes::Host;
 
-/// Where hosts are registered.
+/// Connection to an etcd.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// The client addresses of etcd's members, such as `http://10.0.0.1:2379`.
+    /// Client addresses of etcd's members, for example `http://10.0.0.1:2379`.
     pub endpoints: Vec<String>,
-    /// What the keys of this cluster begin with, such as `/kvdepot`.
+    /// Prefix of the keys of this cluster, 1 to 1024 bytes. Default: `/kvdepot`.
     pub prefix: String,
-    /// How long a host that says nothing is believed to be there: whole seconds, 2 or more. Etcd
-    /// makes it longer where its own election takes longer.
+    /// Lifetime of a host's registration without a heartbeat, in whole seconds, 2 to 3600. etcd may
+    /// use a longer time if its own election takes longer. Default: 10 s.
     pub ttl: Duration,
 }
 
 impl Settings {
-    /// These endpoints, the prefix `/kvdepot`, and ten seconds.
+    /// Creates settings with these endpoints, and defaults for all others.
     #[must_use]
     pub fn new(endpoints: Vec<String>) -> Settings {
         Settings {
@@ -32,7 +32,7 @@ impl Settings {
     /// Refuses what is not allowed.
     pub(super) fn check(&self) -> Result<(), Error> {
         if self.endpoints.is_empty() {
-            return Err(Error::setting("endpoints", "", "one address or more"));
+            return Err(Error::setting("endpoints", "", "one or more addresses"));
         }
         for endpoint in &self.endpoints {
             let allowed = "http://HOST:PORT, without a path";
@@ -45,7 +45,7 @@ impl Settings {
         }
         let prefix = self.prefix.trim_end_matches('/');
         if prefix.is_empty() || prefix.len() > 1024 {
-            let allowed = "1 to 1024 bytes beside slashes at its end";
+            let allowed = "1 to 1024 bytes, not counting slashes at the end";
             return Err(Error::setting("prefix", &self.prefix, allowed));
         }
         if self.ttl.subsec_nanos() > 0 || !(2..=3600).contains(&self.ttl.as_secs()) {
@@ -64,7 +64,7 @@ impl Settings {
 
 /// Refuses a host that cannot have a key.
 pub(super) fn check_own(own: &Host) -> Result<(), Error> {
-    let allowed = "1 to 255 bytes without a slash";
+    let allowed = "1 to 255 bytes without slashes";
     match own.name.is_empty() || own.name.len() > 255 || own.name.contains('/') {
         true => Err(Error::setting("own.name", &own.name, allowed)),
         false => Ok(()),

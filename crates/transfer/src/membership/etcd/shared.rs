@@ -85,11 +85,11 @@ impl Shared {
                 }
             }
             Some(_) => {
-                let allowed = "the name that it has joined with";
+                let allowed = "the name that this host joined with";
                 return Err(Error::setting("own.name", &own.name, allowed));
             }
             None => {
-                let allowed = "none, as this process only looks";
+                let allowed = "no own host, because this process only watches the membership";
                 return Err(Error::setting("own", &own.name, allowed));
             }
         }

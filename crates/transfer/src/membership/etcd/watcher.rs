@@ -63,10 +63,12 @@ fn list(shared: &Shared, roster: &mut Roster) -> Result<(), Failure> {
     let answer = shared.gateway.post("/v3/kv/range", &shared.keys.list())?;
     let (header, entries) = shared.keys.listed(&answer);
     if header.revision == 0 {
-        return Err(Failure::Refused("a list without a revision".to_owned()));
+        return Err(Failure::Refused(
+            "etcd returned a list without a revision".to_owned(),
+        ));
     }
     if roster.is_of_another_history(&header) {
-        tracing::warn!("etcd has lost its memory: whom it does not know has time to register");
+        tracing::warn!("etcd data was reset; waiting for hosts to register again");
     }
     // A keeper finds out within a third of a lease, and may wait as long after a failure.
     let grace = shared.ttl + shared.ttl / 3;
@@ -116,7 +118,7 @@ fn watch(
         false => {
             stream.leave();
             Err(Failure::Unreachable(
-                "a watch ended before it began".to_owned(),
+                "the watch ended before it started".to_owned(),
             ))
         }
     }

@@ -25,8 +25,8 @@ impl Made {
         let (functions, context) = (device.functions(), device.context());
         // SAFETY: the context is open for as long as the device, which `made` will have.
         let channel = NonNull::new(unsafe { (functions.ibv_create_comp_channel)(context) });
-        let channel = channel
-            .ok_or_else(|| Error::last("make a channel for completions on", device.name()))?;
+        let channel =
+            channel.ok_or_else(|| Error::last("create a completion channel on", device.name()))?;
         // From here on the drop destroys what there is.
         let mut made = Self {
             device: Arc::clone(device),
@@ -37,7 +37,7 @@ impl Made {
         };
         let flags = rustix::fs::OFlags::NONBLOCK;
         rustix::fs::fcntl_setfl(made.channel_fd(), flags).map_err(|errno| Error::Os {
-            operation: "make a channel for completions on",
+            operation: "create a completion channel on",
             subject: device.name().to_owned(),
             source: errno.into(),
         })?;
@@ -46,7 +46,7 @@ impl Made {
         // SAFETY: context and channel were made for each other, and the queue goes before both.
         let cq = unsafe { (functions.ibv_create_cq)(context, depth, none, channel.as_ptr(), 0) };
         let cq = NonNull::new(cq);
-        let cq = cq.ok_or_else(|| Error::last("make a completion queue on", device.name()))?;
+        let cq = cq.ok_or_else(|| Error::last("create a completion queue on", device.name()))?;
         made.cq = Some(cq);
         let mut attributes = QpInitAttr {
             qp_context: none,
@@ -67,7 +67,7 @@ impl Made {
         // SAFETY: domain and queue are there for as long as `made` is, whose drop ends this first.
         let qp = unsafe { (functions.ibv_create_qp)(device.pd(), &raw mut attributes) };
         let qp = NonNull::new(qp);
-        let qp = qp.ok_or_else(|| Error::last("make a queue pair on", device.name()))?;
+        let qp = qp.ok_or_else(|| Error::last("create a queue pair on", device.name()))?;
         made.qp = Some(qp);
         // SAFETY: the library has just made it.
         made.qpn = unsafe { qp.as_ref() }.qp_num;
@@ -99,7 +99,7 @@ impl Made {
         // SAFETY: `parts` gave a queue pair that is there, and the attributes are whole.
         let answer = unsafe { (self.device.functions().ibv_modify_qp)(qp, attributes, mask) };
         let operation = match attributes.qp_state {
-            abi::STATE_INIT => "prepare a queue pair of",
+            abi::STATE_INIT => "initialize a queue pair of",
             abi::STATE_ERR => "stop a queue pair of",
             _ => "connect a queue pair of",
         };
@@ -162,7 +162,7 @@ impl Made {
             let ops = &(*(*cq).context).ops;
             ops.req_notify_cq.map_or(libc::ENOSYS, |arm| arm(cq, 0))
         };
-        self.check("ask for completions of", answer)
+        self.check("request completion events of", answer)
     }
 
     /// Takes what woke the channel, if anything did.

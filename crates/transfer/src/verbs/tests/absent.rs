@@ -17,12 +17,12 @@ fn a_machine_without_library_or_device_says_so() {
         }
         Ok(names) => {
             let found = match &names[..] {
-                [] => "there is none".to_owned(),
-                names => format!("there are {}", names.join(", ")),
+                [] => "none".to_owned(),
+                names => names.join(", "),
             };
             assert_eq!(
                 said,
-                format!("there is no RDMA device kvdepot-none: {found}")
+                format!("no RDMA device kvdepot-none; available: {found}")
             );
             println!("no such device: {said}");
             for name in names {

@@ -53,7 +53,7 @@ fn pieces_stay_inside_their_region() {
 #[test]
 fn what_cannot_be_registered_is_refused_with_what_to_do() {
     for (errno, says) in [
-        (libc::EOPNOTSUPP, "bounce through memory"),
+        (libc::EOPNOTSUPP, "use the DAX device"),
         (libc::ENOMEM, "ulimit -l"),
         (libc::EFAULT, "register memory with double0: Bad address"),
     ] {
@@ -107,6 +107,6 @@ fn the_port_that_is_active_is_chosen_and_others_are_refused_by_their_state() {
     let error = error.map(drop).unwrap_err().to_string();
     assert_eq!(
         error,
-        "there is no RDMA device mlx5_0: there are double0, double1"
+        "no RDMA device mlx5_0; available: double0, double1"
     );
 }

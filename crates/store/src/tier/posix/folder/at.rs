@@ -107,8 +107,9 @@ impl At {
             return Ok(());
         }
         let allowed = format!(
-            "a directory of one user: its blocks belong to uid {theirs}, and what this process \
-             makes there to uid {owner}; run it as uid {theirs}, or name another directory"
+            "a directory whose blocks belong to the user of this process: they belong to uid \
+             {theirs}, and new files to uid {owner}; run the process as uid {theirs}, or use \
+             another directory"
         );
         Err(Error::config(field, path.display(), allowed))
     }

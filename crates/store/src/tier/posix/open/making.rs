@@ -59,7 +59,9 @@ impl Making {
                 stamp: wanted.stamp,
                 ..Place::of(self.name)
             };
-            let slot = slot.take().ok_or(Error::Closed("a slot is used twice"))?;
+            let slot = slot
+                .take()
+                .ok_or(Error::Closed("internal error: file slot used twice"))?;
             let held = open.hold(
                 (name.clone(), unnamed, epoch),
                 (file, slot),
