@@ -461,8 +461,9 @@ class Depot:
     def namespaces(self) -> list[tuple[bytes, str | None, int, int]]:
         """Returns the namespaces of the last tier.
 
-        These are the namespaces with blocks in the tier, and those with a description in its
-        directory. For a directory (`Posix`, `Ds3fs`) the call reads the names of all files.
+        These are the namespaces that have had blocks in the tier since it was opened, and those
+        with a description in its directory. For a directory (`Posix`, `Ds3fs`) the call reads the
+        names of all files.
 
         Returns:
             Per namespace (digest, description, blocks, bytes): 16 bytes, its fields as a text or

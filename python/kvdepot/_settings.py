@@ -79,8 +79,8 @@ class Schema:
     def unknown(self, name: str) -> kvdepot.ConfigError:
         """An error that names the setting and the nearest one that exists."""
         near = self.near(name)
-        hint = f"did you mean {near!r}? " if near else ""
-        return kvdepot.ConfigError(f"{name}: unknown; {hint}known are {', '.join(self.by_name)}")
+        hint = f"; did you mean {near!r}?" if near else ""
+        return kvdepot.ConfigError(f"{name}: unknown; allowed: {', '.join(self.by_name)}{hint}")
 
     def table(self) -> list[str]:
         """The rows of a page: names, what is allowed, the default, the meaning."""
@@ -116,7 +116,7 @@ def check(
             raise kvdepot.ConfigError(f"{given}{colon}{rest} ({option} of kvdepot)") from error
         near = schema.near(option) if "unknown option" in rest else None
         if near:
-            raise kvdepot.ConfigError(f"{error}; or is {near!r} meant?") from error
+            raise kvdepot.ConfigError(f"{error}; or did you mean {near!r}?") from error
         if where:
             own = ", ".join(name for name, setting in schema.by_name.items() if setting.help)
             raise kvdepot.ConfigError(f"{error} (in {where}, which also takes {own})") from error

@@ -98,7 +98,7 @@ def index(blocks: int, rounds: int) -> list[Row]:
             for batch in buffers
         ]
         if namespace.prefix(keys) != blocks:
-            raise RuntimeError("the index was not filled")
+            raise RuntimeError("the index could not be filled")
         cases = [
             (op, form, call, batches)
             for op, call in (("contains", namespace.contains), ("prefix", namespace.prefix))
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=9, help="rounds, of which the median counts")
     options = parser.parse_args(arguments)
     if options.blocks < BATCH or options.rounds < 1:
-        parser.error(f"--blocks is at least {BATCH}, --rounds at least 1")
+        parser.error(f"--blocks must be at least {BATCH}, and --rounds at least 1")
     rows = index(options.blocks, options.rounds)
     if options.json:
         for row in rows:

@@ -271,7 +271,7 @@ class TestAdapters:
         self, adapter: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def written(*_: object) -> str:
-            raise kvdepot.ConfigError("weights: was written while it was read")
+            raise kvdepot.ConfigError("weights: changed while it was being read")
 
         monkeypatch.setattr(engine_weights, "of_directory", written)
         adapters = AdapterFingerprints("full")

@@ -61,13 +61,13 @@ def test_wrong_options_are_named(
     model.touch()
     good = ["--model", str(model)]
     cases = {
-        (): "--model: it must be given",
-        ("--model", "/nowhere/m.gguf"): "--model: '/nowhere/m.gguf' is no file",
-        ("--model", str(tmp_path)): f"--model: {str(tmp_path)!r} is no file",
+        (): "--model: is required",
+        ("--model", "/nowhere/m.gguf"): "--model: '/nowhere/m.gguf' is not a file",
+        ("--model", str(tmp_path)): f"--model: {str(tmp_path)!r} is not a file",
         (*good, "--n_ctx", "-1"): "--n_ctx: -1 is not allowed",
-        (*good, "--cache", "true"): "--cache: true is llama-cpp-python's own cache",
-        (*good, "--capacity", "many"): "--capacity: 'many' is no size: such as 64GiB",
-        (*good, "--depot", "unix:/s", "--capacity", "1GiB"): "--capacity is for a directory",
+        (*good, "--cache", "true"): "--cache: true enables llama-cpp-python's own cache",
+        (*good, "--capacity", "many"): "--capacity: 'many' is not a size such as 64GiB",
+        (*good, "--depot", "unix:/s", "--capacity", "1GiB"): "use --capacity only with a directory",
         (*good, "--no_such", "1"): "unrecognized arguments: --no_such 1",
         ("--config_file", str(tmp_path / "none.json")): "none.json",
     }
@@ -88,7 +88,7 @@ def test_a_start_that_fails_says_why(server_model: Path, tmp_path: Path) -> None
     wrong = run("--model", str(torn), *good[2:])
     assert wrong.returncode == 1
     last = wrong.stderr.splitlines()[-1]
-    assert last.startswith("kvdepot: the model cannot be served: ")
+    assert last.startswith("kvdepot: cannot serve the model: ")
     assert str(torn) in last
     file = tmp_path / "file"
     file.write_text("not a directory")

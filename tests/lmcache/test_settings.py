@@ -177,18 +177,18 @@ REFUSED = {
     "two sizes": (
         {"max_dax_size": 1, "max_dax_size_gb": 2},
         "max_dax_size_gb: 2",
-        "what max_dax_size says",
+        "the same as max_dax_size",
     ),
     "two workers": (
         {"restore_workers": 2, "lanes": 3},
         "lanes: 3",
-        "what restore_workers says",
+        "the same as restore_workers",
     ),
     "nested and dotted": ({"dax.path": "/x", "dax": {"path": "/x"}}, "dax.path: ", "given once"),
     "device and devices": (
         {"device_path": "/x", "devices": [{"device_path": "/y"}]},
         "devices: ",
-        "left out beside dax.path",
+        "omitted with dax.path",
     ),
     "slot above capacity": (
         {"max_dax_size_gb": 1, "slot_bytes": 2 * GIB},

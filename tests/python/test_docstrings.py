@@ -94,7 +94,7 @@ def items(source: str) -> list[Item]:
 
 
 def offences(source: str) -> list[str]:
-    """What docstrings of a stub lack, or have too much of."""
+    """The rules that docstrings of a stub break."""
     found = []
     for item in items(source):
         sections = item.sections
@@ -150,7 +150,7 @@ def test_a_docstring_that_lacks_something_is_seen(old: str, new: str, offence: s
 
 
 def compiled(item: Item) -> str:
-    """The docstring of the module for an item, which the interpreter itself has for `__await__`."""
+    """The docstring of an item in the compiled module."""
     thing: object = _native
     for name in item.name.split("."):
         thing = getattr(thing, name)
@@ -158,8 +158,9 @@ def compiled(item: Item) -> str:
 
 
 def test_the_module_has_the_docstrings_of_the_stub() -> None:
-    # Sections at the end may be left to the stub: the examples always are.
+    # The module omits the examples, and in its longest files `Raises`.
     for item in ITEMS:
+        # The interpreter has a docstring of its own for it.
         if item.node.name == "__await__":
             continue
         ours, theirs = compiled(item).split(), item.doc.split()

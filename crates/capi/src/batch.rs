@@ -70,7 +70,11 @@ impl Given {
         let remote = self.remote.get(&format!("requests[{at}].remote"))?;
         if !Arc::ptr_eq(&remote.engine, engine) {
             let allowed = "a remote that this engine opened";
-            return Err(refuse("remote", "a remote of another engine".to_owned(), allowed));
+            return Err(refuse(
+                "remote",
+                "a remote of another engine".to_owned(),
+                allowed,
+            ));
         }
         Ok(Request {
             op,

@@ -174,7 +174,8 @@ exported! {
         let going = catalogue.lock().make_room(incoming, disk_space, moment(at_ms));
         let Some(going) = going else {
             count.put(0);
-            let message = format!("{incoming} bytes do not fit into {disk_space} bytes, even after all evictions");
+            let message = format!("{incoming} bytes do not fit into {disk_space} bytes, even after \
+                                   all evictions");
             return Err(Failure::new(Status::Full, message));
         };
         count.put(going.len());

@@ -61,7 +61,11 @@ fn range(run: Run) -> Result<Range<usize>, Failure> {
         true => Ok(run.first..run.end),
         false => {
             let value = format!("{} to {}", run.first, run.end);
-            Err(Failure::input("run", value, "a run whose first token is below its end"))
+            Err(Failure::input(
+                "run",
+                value,
+                "a run whose first token is below its end",
+            ))
         }
     }
 }

@@ -13,15 +13,15 @@ mod session;
 mod sessions;
 pub(crate) mod targets;
 mod transfer;
+mod values;
 
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 use kvdepot_store::Key;
-use kvdepot_store::config::size;
 
 pub(crate) use alloc::Alloc;
-pub(crate) use bench::{Bench, Extent, Index, Memory, Reopen, Restore};
+pub(crate) use bench::{Bench, Index, Memory, Reopen, Restore};
 pub(crate) use churn::Churn;
 pub(crate) use cluster::Cluster;
 pub(crate) use cuda::Cuda;
@@ -32,6 +32,7 @@ pub(crate) use scale::{Scale, Task};
 pub(crate) use session::{InDepot, Restored, Saved, Session, SessionCommand};
 pub(crate) use sessions::Sessions;
 pub(crate) use transfer::Transfer;
+use values::{hexadecimal, key, threads};
 
 /// Inspect and manage kvdepot's storage, serve it to other processes, and measure this machine.
 #[derive(Parser)]
@@ -217,45 +218,6 @@ pub(crate) struct Rm {
     /// Do not ask for confirmation; required when there is no terminal, except for blocks.
     #[arg(long)]
     pub(crate) yes: bool,
-}
-
-/// Reads a size with its unit.
-pub(crate) fn bytes(text: &str) -> Result<u64, String> {
-    match size::size(text) {
-        Some(bytes) if bytes > 0 => Ok(bytes),
-        _ => Err(format!("expected {}", size::SIZE_HELP)),
-    }
-}
-
-fn threads(text: &str) -> Result<usize, String> {
-    let allowed = 1..=256;
-    let count = text.parse().ok().filter(|count| allowed.contains(count));
-    count.ok_or_else(|| "expected 1 to 256".into())
-}
-
-fn count(text: &str) -> Result<usize, String> {
-    let count = text.parse().ok().filter(|count| *count > 0);
-    count.ok_or_else(|| "expected a whole number, 1 or more".into())
-}
-
-fn hexadecimal(text: &str) -> Result<String, String> {
-    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return Err("expected hexadecimal digits".into());
-    }
-    Ok(text.to_ascii_lowercase())
-}
-
-fn key(text: &str) -> Result<Key, String> {
-    let refused = || format!("expected {} hexadecimal digits", 2 * Key::LEN);
-    if text.len() != 2 * Key::LEN || !text.is_ascii() {
-        return Err(refused());
-    }
-    let mut key = [0; Key::LEN];
-    for (index, byte) in key.iter_mut().enumerate() {
-        let digits = &text[2 * index..2 * index + 2];
-        *byte = u8::from_str_radix(digits, 16).map_err(|_| refused())?;
-    }
-    Ok(Key(key))
 }
 
 /// The reference of all commands as Markdown.

@@ -153,6 +153,11 @@ impl Error {
                     .into(),
             ),
             Error::Unconfirmed => Some("--yes removes without confirmation".into()),
+            Error::Store(kvdepot_store::Error::Peer { reason, .. })
+                if reason.starts_with("cannot connect") =>
+            {
+                Some("kvdepot ls lists running depots; kvdepot serve starts one".into())
+            }
             Error::Owned { pid, host, .. }
             | Error::Store(kvdepot_store::Error::Locked { pid, host, .. }) => Some(format!(
                 "end process {pid} on {host} first; ls, stat and verify work while it is running"

@@ -213,7 +213,7 @@ mod tests {
         let mut found = uses_of(&disk);
         assert!(found.is_known() && found.is_used());
         assert_eq!(found.partitions, ["sdx1", "sdx2"]);
-        assert_eq!(found.to_string(), "a part of dm-3");
+        assert_eq!(found.to_string(), "part of dm-3");
         found.holders.clear();
         assert!(!found.is_used());
         assert!(!uses_of(&root.path().join("none")).is_known());

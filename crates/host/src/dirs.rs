@@ -157,7 +157,7 @@ pub fn private(path: impl Into<PathBuf>) -> Result<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     if stat.st_uid != user {
         return Err(refused(format!(
-            "it belongs to user {}, not to {user}",
+            "it belongs to uid {}, not to uid {user}",
             stat.st_uid
         )));
     }

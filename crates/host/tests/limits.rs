@@ -233,7 +233,7 @@ fn a_directory_of_another_user_is_refused() {
     };
     let error = dirs::private(&theirs).unwrap_err();
     assert!(
-        matches!(&error, Error::NotPrivate { reason, .. } if reason.contains("belongs to user")),
+        matches!(&error, Error::NotPrivate { reason, .. } if reason.contains("belongs to uid")),
         "{error}"
     );
 }

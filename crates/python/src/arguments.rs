@@ -122,14 +122,24 @@ pub(crate) fn lengths(lengths: &Bound<'_, PyAny>, count: usize) -> PyResult<Vec<
     let mut each = Vec::with_capacity(count);
     let items = lengths.try_iter().map_err(|_| {
         let shown = errors::shown(lengths);
-        errors::input(lengths.py(), "lengths", shown, "a number, or a sequence with one number per key")
+        errors::input(
+            lengths.py(),
+            "lengths",
+            shown,
+            "a number, or a sequence with one number per key",
+        )
     })?;
     for (index, item) in items.enumerate() {
         each.push(number(&format!("lengths[{index}]"), &item?)?);
     }
     if each.len() != count {
         let value = format!("{} numbers for {count} keys", each.len());
-        return Err(errors::input(lengths.py(), "lengths", value, "one number per key"));
+        return Err(errors::input(
+            lengths.py(),
+            "lengths",
+            value,
+            "one number per key",
+        ));
     }
     Ok(each)
 }
@@ -161,7 +171,12 @@ pub(crate) fn split(
     }
     if lengths.len() as u64 != parts {
         let value = format!("{} numbers for {parts} parts", lengths.len());
-        return Err(errors::input(py, "part_lengths", value, "one number per part"));
+        return Err(errors::input(
+            py,
+            "part_lengths",
+            value,
+            "one number per part",
+        ));
     }
     Ok(Split::Lengths(lengths))
 }
@@ -207,7 +222,8 @@ pub(crate) fn checksums(
         errors::input(py, field, errors::shown(given), allowed)
     };
     let each = checksums.try_iter();
-    let each = each.map_err(|_| listed("checksums".into(), checksums, "one list per reservation"))?;
+    let each =
+        each.map_err(|_| listed("checksums".into(), checksums, "one list per reservation"))?;
     let mut all = Vec::with_capacity(reservations.len());
     for (index, item) in each.enumerate() {
         let mut parts = Vec::new();
@@ -231,13 +247,20 @@ pub(crate) fn checksums(
                 py,
                 format!("checksums[{index}]"),
                 format!("{} checksums", parts.len()),
-                format!("one checksum per part, {} in total", wanted.unwrap_or_default()),
+                format!(
+                    "one checksum per part, {} in total",
+                    wanted.unwrap_or_default()
+                ),
             ));
         }
         all.push(parts);
     }
     if all.len() != reservations.len() {
-        let value = format!("{} lists for {} reservations", all.len(), reservations.len());
+        let value = format!(
+            "{} lists for {} reservations",
+            all.len(),
+            reservations.len()
+        );
         return Err(errors::input(
             py,
             "checksums",

@@ -79,7 +79,12 @@ impl Told {
         for name in given.keys() {
             let name = name.extract::<String>()?;
             if !known.contains(&&*name) {
-                return Err(errors::input(py, name, "an unknown argument", known.join(", ")));
+                return Err(errors::input(
+                    py,
+                    name,
+                    "an unknown argument",
+                    known.join(", "),
+                ));
             }
         }
         let one = |name: &str| -> PyResult<Option<Bound<'_, PyAny>>> {

@@ -181,8 +181,9 @@ impl Depot {
 
     /// Returns the namespaces of the last tier.
     ///
-    /// These are the namespaces with blocks in the tier, and those with a description in its
-    /// directory. For a directory (`Posix`, `Ds3fs`) the call reads the names of all files.
+    /// These are the namespaces that have had blocks in the tier since it was opened, and those
+    /// with a description in its directory. For a directory (`Posix`, `Ds3fs`) the call reads the
+    /// names of all files.
     ///
     /// Returns:
     ///     Per namespace (digest, description, blocks, bytes): 16 bytes, its fields as a text or

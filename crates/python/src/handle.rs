@@ -136,8 +136,9 @@ impl Handle {
             Some(depot) if !self.forked() => Ok(depot),
             _ => Err(errors::raise(
                 py,
-                Error::Closed(": it was opened before this process was forked; open it again in \
-                               this process"),
+                Error::Closed(
+                    ": it was opened before this process was forked; open it again in this process",
+                ),
             )),
         }
     }

@@ -428,7 +428,9 @@ impl Medium {
     ) -> PyResult<()> {
         let memory = &slf.get().memory;
         let Ok(len) = isize::try_from(memory.len()) else {
-            return Err(PyBufferError::new_err("the medium is too large for one view"));
+            return Err(PyBufferError::new_err(
+                "the medium is too large for one view",
+            ));
         };
         let start = std::ptr::with_exposed_provenance_mut(memory.addr());
         let fixed = c_int::from(!memory.is_writable());

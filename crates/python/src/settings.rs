@@ -72,8 +72,7 @@ pub(crate) fn source(
         .as_object()
         .and_then(|map| map.keys().find(|name| !CLIENTS.contains(&name.as_str())))
     {
-        let allowed =
-            "only lanes and timeout in a client; set other options in the server";
+        let allowed = "only lanes and timeout in a client; set other options in the server";
         return Err(errors::config(py, "settings", name, allowed));
     }
     let checked = Config::new("Cache", &given).map_err(|error| errors::raise(py, error))?;
@@ -116,7 +115,10 @@ fn config(pipeline: &Bound<'_, PyAny>, settings: Option<&Bound<'_, PyAny>>) -> P
     };
     let config = match file(pipeline)? {
         Some(path) if is_socket(&path) => {
-            let allowed = format!("unix:{} to connect to the server of this socket", path.display());
+            let allowed = format!(
+                "unix:{} to connect to the server of this socket",
+                path.display()
+            );
             return Err(errors::config(py, "pipeline", path.display(), allowed));
         }
         Some(path) => read_below(&path, given).and_then(|all| Config::from_value(&all)),

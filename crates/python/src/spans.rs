@@ -260,7 +260,8 @@ fn home_of_all(
 }
 
 fn read_stream(py: Python<'_>, stream: Option<i128>) -> PyResult<Option<usize>> {
-    let allowed = "the handle of a stream, such as torch's cuda_stream, or 0 for the default stream";
+    let allowed =
+        "the handle of a stream, such as torch's cuda_stream, or 0 for the default stream";
     let stream = stream.map(|stream| arguments::whole(py, "stream", stream, allowed));
     stream.transpose()
 }
@@ -441,7 +442,8 @@ impl Described {
         }
         let outside = |id| !places.iter().any(|place| inside(place, id));
         if self.ids.iter().any(|id| *id >= 0 && outside(*id)) {
-            let allowed = format!("ids whose page of ranges[{index}] is in the memory of its owner");
+            let allowed =
+                format!("ids whose page of ranges[{index}] is in the memory of its owner");
             return refuse(&outside, allowed);
         }
         Ok(())

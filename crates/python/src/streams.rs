@@ -187,12 +187,7 @@ pub(crate) fn write_chunks(
             let pieces = parsed.blocks.pieces(0);
             if !pieces.iter().all(Buffer::is_memory) {
                 let allowed = "host memory";
-                return Err(wrong(errors::input(
-                    py,
-                    "chunks",
-                    "device memory",
-                    allowed,
-                )));
+                return Err(wrong(errors::input(py, "chunks", "device memory", allowed)));
             }
             let written = py.detach(|| {
                 let pieces = pieces.iter();

@@ -128,7 +128,8 @@ impl Sessions {
         let said = match self.usage(&[id]) {
             Ok(said) => said.first().copied().unwrap_or_default(),
             Err(error) => {
-                tracing::debug!(%error, session = %id, "cannot update the use count of a session; it is updated later");
+                tracing::debug!(%error, session = %id, "cannot update the use count of a session; \
+                                                        it is updated later");
                 return;
             }
         };
@@ -146,7 +147,8 @@ impl Sessions {
             .map_err(Error::from)
             .and_then(|_| self.put("a count", &self.uses, vec![key], block));
         if let Err(error) = written {
-            tracing::debug!(%error, session = %id, "cannot update the use count of a session; it is updated later");
+            tracing::debug!(%error, session = %id, "cannot update the use count of a session; it \
+                                                    is updated later");
             let mut all = self.counted.lock();
             all.sessions.entry(id).or_default().hits += counted;
         }

@@ -19,6 +19,7 @@ use crate::peer::{Core, Dialer, Peer, Peers, Shake, random};
 use crate::rdma::Fabric;
 use crate::remote::{Lender, Remote};
 use crate::serve::{Answers, Lent, Server, Terms};
+use crate::stats::Stats;
 use crate::task::{Progress, Task, Then, begin};
 use crate::tls::Secured;
 use crate::watch::{Found, Watch};
@@ -31,29 +32,20 @@ pub const REQUESTS_MAX: usize = 1_000_000;
 ///
 /// # Examples
 /// ```
-/// use std::sync::Arc;
-/// use std::time::Duration;
-///
 /// use kvdepot_media::Buffer;
-/// use kvdepot_transfer::{Config, Engine, Op, Options, Priority, Request, Rights};
+/// use kvdepot_transfer::{Config, Engine};
 ///
-/// let target = Arc::new(Engine::start(Config::default())?);
-/// let memory = Buffer::from_vec(vec![0; 4096]);
-/// let _published = target.publish(b"pages", &[memory.clone()], Rights::WRITE, None)?;
-/// let address = target.address().expect("the default configuration listens");
-///
-/// let engine = Engine::start(Config { listen: None, ..Config::default() })?;
-/// let pages = Buffer::from_vec(vec![7; 4096]);
-/// let _registered = engine.register(&[pages.clone()])?;
-/// let remote = engine.open(address, b"pages")?;
-/// let local = pages.addr() as u64;
-/// let request = Request { op: Op::Write, local, remote: &remote, offset: 0, len: 4096 };
-/// let options = Options { timeout: Duration::from_secs(10), priority: Priority::Urgent };
-/// let task = engine.submit([request].into_iter(), options)?;
-/// assert!(task.wait(None) && task.is_done());
-/// assert_eq!(memory.to_vec(), [7; 4096]);
+/// let engine = Engine::start(Config::default())?;
+/// let pages = Buffer::from_vec(vec![0; 4096]);
+/// let registered = engine.register(&[pages.clone()])?; // batches may use the memory now
+/// assert!(engine.address().is_some() && engine.stats().requests == 0);
+/// drop(registered);
+/// engine.close();
 /// # Ok::<_, kvdepot_transfer::Error>(())
 /// ```
+///
+/// The [crate documentation](crate) has an example with a transfer, and [`Rights`] one with a
+/// grant.
 pub struct Engine {
     config: Config,
     id: [u8; 16],
@@ -73,33 +65,6 @@ pub struct Engine {
     is_closed: AtomicBool,
     requests: AtomicU64,
     bytes: AtomicU64,
-}
-
-/// Counters of an engine since its start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Stats {
-    /// Number of submitted requests.
-    pub requests: u64,
-    /// Bytes of the submitted requests, without invalid ones.
-    pub bytes: u64,
-    /// Number of frames sent to peers.
-    pub frames: u64,
-    /// Number of posts to RDMA devices. One post contains several work requests.
-    pub posts: u64,
-    /// Number of RDMA work requests.
-    pub work_requests: u64,
-    /// Number of known peers.
-    pub peers: u64,
-    /// Number of connections from peers.
-    pub connections: u64,
-    /// Number of connections from peers that failed the handshake, for example because of another
-    /// token or too many connections.
-    pub refused_greetings: u64,
-    /// Number of rejected slices, names and calls.
-    pub refused_grants: u64,
-    /// Number of connections that were closed because of a malformed frame.
-    pub malformed_frames: u64,
 }
 
 impl Engine {
@@ -241,21 +206,6 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Input`] if the name is in use, or the memory does not allow the rights.
-    ///
-    /// # Examples
-    /// ```
-    /// use std::sync::Arc;
-    ///
-    /// use kvdepot_media::Buffer;
-    /// use kvdepot_transfer::{Config, Engine, Rights};
-    ///
-    /// let engine = Arc::new(Engine::start(Config::default())?);
-    /// let pages = [Buffer::from_vec(vec![0; 4096]), Buffer::from_vec(vec![0; 8192])];
-    /// let published = engine.publish(b"pages", &pages, Rights::READ, None)?;
-    /// assert_eq!(published.name(), b"pages");
-    /// drop(published); // from now on peers cannot access the memory
-    /// # Ok::<_, kvdepot_transfer::Error>(())
-    /// ```
     pub fn publish(
         self: &Arc<Self>,
         name: &[u8],
@@ -582,21 +532,7 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// Registered memory. Dropping the value ends the registration.
-///
-/// # Examples
-/// ```
-/// use kvdepot_media::Buffer;
-/// use kvdepot_transfer::{Config, Engine};
-///
-/// let engine = Engine::start(Config::default())?;
-/// let pages = Buffer::from_vec(vec![0; 4096]);
-/// let registered = engine.register(&[pages.clone()])?;
-/// assert!(engine.register(&[pages.clone()]).is_err()); // it is registered already
-/// drop(registered);
-/// let _again = engine.register(&[pages])?;
-/// # Ok::<_, kvdepot_transfer::Error>(())
-/// ```
+/// Registered memory. Dropping the value ends the registration. [`Engine`] has an example.
 #[derive(Debug)]
 pub struct Registered {
     memory: Arc<Memory>,
@@ -616,7 +552,7 @@ impl Drop for Registered {
 /// Published memory: a grant. Dropping the value withdraws the grant; after that, peers no longer
 /// access the memory.
 ///
-/// [`Engine::publish`] has an example.
+/// [`Rights`] has an example.
 #[derive(Debug)]
 pub struct Published {
     engine: Arc<Engine>,

@@ -14,6 +14,21 @@ use crate::socket::Ranges;
 use crate::wire::{NAME_MAX, Row, Status};
 
 /// Rights of a grant.
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+///
+/// use kvdepot_media::Buffer;
+/// use kvdepot_transfer::{Config, Engine, Rights};
+///
+/// let engine = Arc::new(Engine::start(Config::default())?);
+/// let pages = [Buffer::from_vec(vec![0; 4096]), Buffer::from_vec(vec![0; 8192])];
+/// let published = engine.publish(b"pages", &pages, Rights::READ, None)?;
+/// assert_eq!(published.name(), b"pages");
+/// drop(published); // from now on peers cannot access the memory
+/// # Ok::<_, kvdepot_transfer::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "there are two")]
 pub struct Rights {

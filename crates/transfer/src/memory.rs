@@ -139,7 +139,12 @@ mod tests {
         assert!(found(at + 10, 80) && found(at + 89, 1) && found(at + 90, 0));
         assert!(!found(at + 9, 2) && !found(at + 10, 81) && !found(at + 89, u64::MAX));
         let again = memory.register(&[buffer.slice(0, 11).unwrap()]);
-        assert!(again.unwrap_err().to_string().contains("not registered yet"));
+        assert!(
+            again
+                .unwrap_err()
+                .to_string()
+                .contains("not registered yet")
+        );
         memory.forget(&held);
         assert!(!found(at + 10, 80));
         memory.register(&[buffer]).unwrap();

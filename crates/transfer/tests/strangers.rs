@@ -355,7 +355,10 @@ fn who_answers_may_panic() {
     let engine = engine(config());
     let address = target.address().unwrap();
     let refused = engine.call(address, vec![0]).unwrap_err();
-    assert!(refused.to_string().contains("failed on the peer"), "{refused}");
+    assert!(
+        refused.to_string().contains("failed on the peer"),
+        "{refused}"
+    );
     assert_eq!(engine.call(address, Vec::new()).unwrap(), [1]);
     engine.close();
     assert!(soon(move || target.close()).is_some());

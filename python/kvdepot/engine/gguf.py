@@ -41,7 +41,7 @@ def read_file(descriptor: int) -> tuple[int, list[Tensor]]:
         except ValueError:
             if len(data) < length:
                 raise
-    raise ValueError("no GGUF file")
+    raise ValueError("not a GGUF file")
 
 
 def read(data: bytes) -> tuple[int, list[Tensor]]:
@@ -52,13 +52,13 @@ def read(data: bytes) -> tuple[int, list[Tensor]]:
     try:
         return _read(data)
     except (struct.error, KeyError, OverflowError, RecursionError) as error:
-        raise ValueError(f"no GGUF file: {error!r}") from error
+        raise ValueError(f"not a valid GGUF file: {error!r}") from error
 
 
 def _read(data: bytes) -> tuple[int, list[Tensor]]:
     version, tensors, keys = struct.unpack_from("<IQQ", data, 4)
     if bytes(data[:4]) != MAGIC or version not in VERSIONS or max(keys, tensors) > COUNT_MAX:
-        raise ValueError("no GGUF file of version 2 or 3, little-endian")
+        raise ValueError("not a little-endian GGUF file of version 2 or 3")
     at, alignment = 24, ALIGNMENT
     for _ in range(keys):
         key, at = _text(data, at)
@@ -75,7 +75,7 @@ def _read(data: bytes) -> tuple[int, list[Tensor]]:
         found.append(Tensor(name, offset))
     begin = -(-at // max(1, alignment)) * max(1, alignment)
     if begin > len(data) and found:
-        raise ValueError(f"tensors that begin at {begin}, behind the end")
+        raise ValueError(f"tensors start at {begin}, after the end of the file")
     placed = [tensor._replace(begin=begin + tensor.begin) for tensor in found]
     return begin, sorted(placed, key=lambda tensor: tensor.begin)
 
@@ -84,7 +84,7 @@ def _text(data: bytes, at: int) -> tuple[bytes, int]:
     (length,) = struct.unpack_from("<Q", data, at)
     end = at + 8 + length
     if end > len(data):
-        raise ValueError(f"a text of {length} bytes at {at} of {len(data)}")
+        raise ValueError(f"a string of {length} bytes at offset {at} exceeds {len(data)} bytes")
     return bytes(data[at + 8 : end]), end
 
 

@@ -174,7 +174,7 @@ def _full(path: Path) -> str:
         now = os.fstat(file.fileno())
     after = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns]
     if after != state:
-        raise kvdepot.ConfigError(f"weights: {str(path)!r} was written while it was read")
+        raise kvdepot.ConfigError(f"weights: {str(path)!r} changed while it was being read")
     with contextlib.suppress(OSError):
         files.write(cache, json.dumps({"state": state, "sha256": digest.hexdigest()}))
     return digest.hexdigest()

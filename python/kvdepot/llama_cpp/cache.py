@@ -127,13 +127,13 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
         """
         tokens = list(key)
         if self._closed or not tokens:
-            raise KeyError("nothing is stored of an empty prompt, or by a closed cache")
+            raise KeyError("an empty prompt, or a closed cache, has no stored state")
         live = self._live(tokens)
         try:
             loaded = self._load(tokens, live)
             cached = loaded or live
         except Exception as error:
-            self._fail("nothing could be loaded", error)
+            self._fail("cannot load a state", error)
             loaded, cached = 0, self._live(tokens)
         with self._lock:
             self._counts["prompts"] += 1
@@ -143,7 +143,7 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
         if not self.states.sequence.can_be_cut:
             self._checkpoint(tokens, cached)
         if cached == 0:
-            raise KeyError("nothing of the prompt is stored")
+            raise KeyError("no state of this prompt is stored")
         return self._mark(self._llama.n_tokens)
 
     def __setitem__(self, key: Tokens[int], value: Any) -> None:
@@ -169,7 +169,7 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
         try:
             return not self._closed and self.states.find(list(key)) is not None
         except kvdepot.Error as error:
-            self._fail("nothing could be looked up", error)
+            self._fail("cannot look up a state", error)
             return False
 
     @property
@@ -199,7 +199,7 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
             elif snapshot is not None:
                 self._write(snapshot)
         except Exception as error:
-            self._fail("nothing is stored", error)
+            self._fail("cannot store a state", error)
 
     def flush(self) -> None:
         """Waits until all pending states are written."""
@@ -320,7 +320,7 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
         try:
             saved = self.states.write(snapshot)
         except Exception as error:
-            self._fail(f"{len(snapshot.tokens)} tokens are not stored", error)
+            self._fail(f"cannot store a state of {len(snapshot.tokens)} tokens", error)
             return
         with self._lock:
             self._counts["saves"] += 1

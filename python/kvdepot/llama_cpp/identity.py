@@ -43,23 +43,21 @@ ROPE_OF_SEVERAL = (
 def check_model(llama: Any) -> None:
     """Refuse models whose states are not their tokens' alone."""
     if llama_cpp.llama_model_has_encoder(llama.model):
-        raise refused("llama's model", "one with an encoder", "decoders alone")
+        raise refused("llama's model", "one with an encoder", "decoder-only models")
     if llama_cpp.llama_model_rope_type(llama.model) in ROPE_OF_SEVERAL:
-        raise refused("llama's model", "one with M-RoPE", "those with one position a token")
+        raise refused("llama's model", "one with M-RoPE", "models with one position per token")
     if llama.context_params.attention_type == llama_cpp.LLAMA_ATTENTION_TYPE_NON_CAUSAL:
         # A token's rows depend on those behind it: no prompt may go on from another one's.
         raise refused("attention_type", "non-causal", "causal attention")
     if llama.context_params.embeddings:
-        raise refused(
-            "embedding", True, "False: what is for embeddings has no states to go on from"
-        )
+        raise refused("embedding", True, "False (embedding models have no states to resume from)")
 
 
 def weights_of(llama: Any, setting: str) -> str:
     """What names the model's weights and the adapter that is on them; `setting` is `sampled`,
     `full` or a text that is added."""
     if not setting:
-        raise refused("weights", repr(setting), "'sampled', 'full' or a text")
+        raise refused("weights", repr(setting), "'sampled', 'full' or another string")
     mode = weights.mode_of(setting)
     said: list[Any] = [weights.of_file(path, mode) for path in _parts(Path(llama.model_path))]
     if setting not in (weights.SAMPLED, weights.FULL):

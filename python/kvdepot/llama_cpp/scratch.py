@@ -57,7 +57,9 @@ def scratch(size: int) -> Bytes:
             os.posix_fallocate(file.fileno(), 0, size)
             return _map(file.fileno(), size)
     except OSError as error:
-        raise kvdepot.Error(f"no room for {size} bytes of a state in {where}: {error}") from error
+        raise kvdepot.Error(
+            f"cannot allocate {size} bytes for a state in {where}: {error}"
+        ) from error
 
 
 def _map(file: int, size: int) -> Bytes:

@@ -119,10 +119,10 @@ class Sequence:
         layout = LlamaLayout.read(state)
         if layout.tokens != self.llama.n_tokens:
             raise refused(
-                "state's tokens", layout.tokens, f"{self.llama.n_tokens}, as input_ids has"
+                "state's tokens", layout.tokens, f"{self.llama.n_tokens}, the number in input_ids"
             )
         if self.layout is not None and layout.shape != self.layout.shape:
-            raise refused("state's shape", layout.shape, f"{self.layout.shape}, as it was before")
+            raise refused("state's shape", layout.shape, f"{self.layout.shape}, the earlier shape")
         return layout
 
     def put(self, state: Bytes, tokens: list[int]) -> bool:
@@ -212,12 +212,12 @@ class Sequence:
         context = self.llama.ctx
         size = llama_cpp.llama_state_seq_get_size_ext(context, sequence, flags)
         if size == 0:
-            raise RuntimeError("llama.cpp gave no state")
+            raise RuntimeError("llama.cpp returned no state")
         state = scratch(front + size)
         to = _pointer(state[front:])
         got = llama_cpp.llama_state_seq_get_data_ext(context, to, size, sequence, flags)
         if got != size:
-            raise RuntimeError(f"llama.cpp gave {got} of the {size} bytes of its state")
+            raise RuntimeError(f"llama.cpp returned {got} of the {size} bytes of its state")
         return state
 
     def _look(self) -> tuple[LlamaLayout, list[bytes]]:

@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         except Exception as error:
             if not isinstance(error, (kvdepot.Error, ValueError, OSError)):
                 traceback.print_exc()
-            say(f"the model cannot be served: {error}")
+            say(f"cannot serve the model: {error}")
             return 1
         say(f"states are kept in {depot.description}")
         serve(app, options)

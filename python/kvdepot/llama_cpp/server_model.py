@@ -144,14 +144,14 @@ class RememberingProxy(LlamaProxy):
         llama = LlamaProxy.load_llama_from_model_settings(settings)
         reason = _not_remembered(settings)
         if reason is not None:
-            say(f"{settings.model_alias}: {reason}: nothing of it is remembered")
+            say(f"{settings.model_alias}: no states are stored: {reason}")
             return llama
         try:
             return ServedLlama.serve(llama, KvdepotCache(llama, self._depot))
         except (kvdepot.Error, ValueError, OSError) as error:
             if not self._started:
                 raise  # whoever starts a server that remembers is told that it would not
-            say(f"{settings.model_alias}: nothing of it is remembered: {error}")
+            say(f"{settings.model_alias}: no states are stored: {error}")
             return llama
 
     def statistics(self) -> dict[str, Any]:
@@ -174,11 +174,11 @@ class RememberingProxy(LlamaProxy):
 
 def _not_remembered(settings: ModelSettings) -> str | None:
     if settings.vocab_only:
-        return "--vocab_only: it computes nothing"
+        return "--vocab_only: the model computes no states"
     if settings.embedding:
-        return "--embedding: it is for embeddings, which have no states to go on from"
+        return "--embedding: embedding models have no states to resume from"
     if settings.clip_model_path is not None:
         # Where an image stood in a prompt the tokens are whatever was there before, so they do
         # not say which image it was.
-        return "--clip_model_path: its tokens do not say what an image shows"
+        return "--clip_model_path: the tokens do not identify images"
     return None

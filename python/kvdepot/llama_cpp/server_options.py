@@ -134,30 +134,30 @@ def _settings(given: argparse.Namespace) -> tuple[ServerSettings, list[ModelSett
 
 def _check(models: list[ModelSettings], given: argparse.Namespace) -> None:
     if not models:
-        raise StartError("config_file: models is empty: name at least one")
+        raise StartError("config_file: models is empty; list at least one model")
     for model in models:
         if model.hf_model_repo_id is None and not os.path.isfile(model.model):
-            raise StartError(f"--model: {model.model!r} is no file: give the path of a GGUF")
+            raise StartError(f"--model: {model.model!r} is not a file; set the path of a GGUF file")
         if model.cache:
             raise StartError(
-                "--cache: true is llama-cpp-python's own cache, whose place kvdepot's takes: "
-                "leave --cache, --cache_type and --cache_size out"
+                "--cache: true enables llama-cpp-python's own cache, which kvdepot replaces; "
+                "omit --cache, --cache_type and --cache_size"
             )
     if given.capacity is not None:
         if _native._size(given.capacity) is None:
-            raise StartError(f"--capacity: {given.capacity!r} is no size: such as 64GiB or 500MB")
+            raise StartError(f"--capacity: {given.capacity!r} is not a size such as 64GiB or 500MB")
         if given.depot is not None and _is_configured(given.depot):
             raise StartError(
-                f"--capacity: {given.capacity!r} beside --depot {given.depot!r}, which has its "
-                "own: --capacity is for a directory"
+                f"--capacity: {given.capacity!r} is not allowed with --depot {given.depot!r}, "
+                "which has its own capacity; use --capacity only with a directory"
             )
 
 
 def _one(problem: Any) -> str:
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":
-        return f"--{where}: it must be given"
-    return f"--{where}: {problem['input']!r} is not allowed: {problem['msg']}"
+        return f"--{where}: is required"
+    return f"--{where}: {problem['input']!r} is not allowed; allowed: {problem['msg']}"
 
 
 def _is_configured(depot: str) -> bool:
@@ -179,5 +179,5 @@ def open_depot(options: Options) -> kvdepot.Depot:
         posix = {"path": str(directory)} | ({"capacity": capacity} if capacity else {})
         return kvdepot.open("Posix", {"posix": posix, "socket": "off"})
     except (kvdepot.Error, OSError) as error:
-        hint = "; `kvdepot serve` opens one" if options.depot.startswith("unix:") else ""
+        hint = "; start one with `kvdepot serve`" if options.depot.startswith("unix:") else ""
         raise StartError(f"--depot: {options.depot!r} cannot be opened: {error}{hint}") from error

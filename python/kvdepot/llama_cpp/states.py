@@ -219,7 +219,9 @@ class States:
                 context_tokens=snapshot.context_tokens,
             )
         except KeyError as error:
-            raise kvdepot.Error(f"rows of tokens {error} went while they were saved") from error
+            raise kvdepot.Error(
+                f"the engine removed rows of tokens {error} during their save"
+            ) from error
         return {
             "cached_tokens": saved["cached_tokens"],
             "cache_write_tokens": saved["cache_write_tokens"],

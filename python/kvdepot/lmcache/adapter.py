@@ -272,7 +272,9 @@ class KvdepotAdapter(L2AdapterInterface):
         A chunk in two tiers may be on two pages.
         """
         if page_size <= 0:
-            raise ValueError(f"page_size: {page_size} is not allowed; allowed: a number from 1")
+            raise ValueError(
+                f"page_size: {page_size} is not allowed; allowed: a whole number, 1 or more"
+            )
         digest, place = self._cursor(cursor)
         entries: dict[ObjectKey, KeyEntry] = {}
         # Names are read once for each listing.
@@ -305,7 +307,7 @@ class KvdepotAdapter(L2AdapterInterface):
             at = b"?"
         if len(at) not in (0, 16 + len(END)):
             raise ValueError(
-                f"cursor: {cursor!r} is not allowed; allowed: what the page before answered"
+                f"cursor: {cursor!r} is not allowed; allowed: the cursor of the previous page"
             )
         return at[:16], at[16:] or None
 

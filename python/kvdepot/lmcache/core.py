@@ -192,7 +192,7 @@ class Store:
         use its buffers again.
         """
         if len(places) != len(buffers):
-            allowed = f"one for each of {len(places)} keys"
+            allowed = f"one buffer per key, {len(places)} in total"
             raise kvdepot.InputError(f"buffers: {len(buffers)} is not allowed; allowed: {allowed}")
         started: list[Part] = []
         for space, keys, positions in by_space(places):

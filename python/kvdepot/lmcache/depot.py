@@ -85,6 +85,6 @@ def _folder() -> Path:
     found = folder.lstat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o077 or not folder.is_dir():
         raise kvdepot.ConfigError(
-            f"socket: {str(folder)!r} is not a directory of this user alone; name a socket"
+            f"socket: {str(folder)!r} is not a private directory of this user; set socket to a path"
         )
     return folder

@@ -76,7 +76,7 @@ def apply(
         raise L2ReconfigureError(400, f"operation must be one of {', '.join(OPERATIONS)}")
     path = payload.get("device_path")
     if not isinstance(path, str) or not path.strip():
-        raise L2ReconfigureError(400, "device_path must be a text that is not empty")
+        raise L2ReconfigureError(400, "device_path must be a non-empty string")
     try:
         done = verbs[operation](depot, path.strip(), payload, owners, gone)
     except kvdepot.TimeoutError as error:
@@ -91,10 +91,10 @@ def apply(
         raise L2ReconfigureError(409, "another process owns the device") from error
     except kvdepot.CorruptError as error:
         log.warning("%s %s: %s", operation, path, error)
-        raise L2ReconfigureError(409, "the device holds something else") from error
+        raise L2ReconfigureError(409, "the device contains other data") from error
     except kvdepot.Error as error:
         log.warning("%s %s: %s", operation, path, error)
-        raise L2ReconfigureError(400, f"the device could not be changed: {operation}") from error
+        raise L2ReconfigureError(400, f"cannot change the device: {operation} failed") from error
     return {"status": "ok", "operation": operation, "device_path": path.strip(), **done}
 
 
@@ -108,11 +108,11 @@ def add(
     """Map one more device, or let a drained one take writes again."""
     others = owners(path)
     if others:
-        raise L2ReconfigureError(409, f"the device is mapped already by {', '.join(others)}")
+        raise L2ReconfigureError(409, f"the device is already mapped by {', '.join(others)}")
     size = size_of(payload)
     there = find(depot, path)
     if there is not None and size not in (None, there["capacity_bytes"]):
-        raise L2ReconfigureError(409, "the device is there already with another size")
+        raise L2ReconfigureError(409, "the device is already in use with another size")
     found = depot.add_device(path, size)
     return {"blocks": found["blocks"], "device": find(depot, path)}
 
@@ -129,7 +129,7 @@ def remove(
     found = known(depot, path)
     others = [one for one in depot.devices() if one["path"] != path and one["state"] == "serving"]
     if mode == "migrate" and found["blocks"] and not others:
-        raise L2ReconfigureError(507, "no other device takes writes")
+        raise L2ReconfigureError(507, "no other device accepts writes")
     drained = depot.drain_device(path, "evict" if mode == "evict" else "other_devices", LOCK_WAIT_S)
     gone()
     if mode != "drain":
@@ -157,7 +157,7 @@ def resize(
     if size is None:
         raise L2ReconfigureError(400, "size_bytes must be a number of bytes above 0")
     if size < found["capacity_bytes"]:
-        raise L2ReconfigureError(409, "a device cannot shrink: remove it, and add a smaller one")
+        raise L2ReconfigureError(409, "a device cannot shrink; remove it and add a smaller one")
     depot.grow_device(path, size)
     now = known(depot, path)
     return {
@@ -176,7 +176,7 @@ def known(depot: kvdepot.Depot, path: str) -> Any:
     """As `find`, for a device that must be there."""
     found = find(depot, path)
     if found is None:
-        raise L2ReconfigureError(404, "the device is none of this adapter's")
+        raise L2ReconfigureError(404, "the device is not one of this adapter's devices")
     return found
 
 

@@ -90,10 +90,10 @@ class Layout:
         fmt, dtype, shape, dimension = json.loads(text)
         sizes = tuple(int(size) for size in shape)
         if not 0 <= int(dimension) < len(sizes) or not all(size > 0 for size in sizes):
-            raise ValueError(f"{text!r} is no layout")
+            raise ValueError(f"{text!r} is not a layout")
         found = getattr(torch, str(dtype))
         if not isinstance(found, torch.dtype):
-            raise ValueError(f"{text!r} is no layout")
+            raise ValueError(f"{text!r} is not a layout")
         return cls(MemoryFormat[fmt], found, sizes, int(dimension))
 
     def key(self) -> bytes:

@@ -188,9 +188,7 @@ def device(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         if setting is None or setting.option is None:
             raise ENTRY.unknown(f"{name}.{key}")
         if setting.option in found:
-            raise wrong(
-                f"{name}.{key}", value, f"given once; the {setting.option} is there already"
-            )
+            raise wrong(f"{name}.{key}", value, f"given once; {setting.option} is already set")
         found[setting.option] = setting.kind.read(f"{name}.{key}", value)
     if "path" not in found:
         raise wrong(f"{name}.device_path", None, "the path of a device or file")
@@ -224,7 +222,7 @@ def read(params: Mapping[str, Any]) -> Settings:
                 continue
             option = setting.option
         if option in options and options[option] != value:
-            raise wrong(name, given, f"what {origin[option]} says, or one of them left out")
+            raise wrong(name, given, f"the same as {origin[option]} (or omit one of them)")
         options[option], origin[option] = value, name
     service = _service(options)
     if service is None:
@@ -259,7 +257,7 @@ def _flatten(params: Mapping[str, Any]) -> dict[str, Any]:
             {f"{name}.{k}": v for k, v in value.items()}.items() if nested else [(name, value)]
         ):
             if key in flat:
-                raise wrong(key, inner, "given once; it is there already, nested or with a dot")
+                raise wrong(key, inner, "given once; it is already set, nested or with a dot")
             flat[key] = inner
     return flat
 
@@ -271,10 +269,10 @@ def _service(options: dict[str, Any]) -> str | None:
     if address is None:
         return None
     if options.pop("pipeline", address) != address:
-        raise wrong("pipeline", pipeline, f"left out beside path: {address!r}")
+        raise wrong("pipeline", pipeline, f"omitted with path: {address!r}")
     for other in options:
         if other != "lanes":
-            allowed = f"left out with {address!r}: the service has its own"
+            allowed = f"omitted with {address!r}; set it in the server"
             raise wrong(other, options[other], allowed)
     return str(address)
 
@@ -298,7 +296,7 @@ def _one_device(options: dict[str, Any]) -> dict[str, Any]:
         return options
     for name in ("dax.path", "dax.capacity"):
         if name in options:
-            raise wrong("devices", devices, f"left out beside {name}, or {name} beside it")
+            raise wrong("devices", devices, f"omitted with {name} (or omit {name})")
     if len(devices) != 1:
         return options
     rest = {name: value for name, value in options.items() if name != "dax.devices"}
@@ -310,7 +308,7 @@ def _check_pairs(
 ) -> None:
     """Refuse what contradicts each other, as LMCache does, and size the record table."""
     if knobs.get("persist_enabled") and not tiers_of(pipeline, LASTING):
-        allowed = f"false with the pipeline {pipeline!r}, which has no tier that lasts"
+        allowed = f"false with the pipeline {pipeline!r}, which has no persistent tier"
         raise wrong("persist_enabled", True, allowed)
     slot = knobs.get("slot_bytes")
     if slot is None:
@@ -327,7 +325,7 @@ def _check_pairs(
     slab, regions = _bytes(options.get("staging_slab")), options.get("staging_regions", 1)
     if slab is not None and isinstance(regions, int) and slab < regions * slot:
         name = origin["staging_slab"]
-        raise wrong(name, slab, f"at least {regions * slot}: regions times slot_bytes")
+        raise wrong(name, slab, f"at least {regions * slot} (regions * slot_bytes)")
 
 
 def _bytes(size: object) -> int | None:

@@ -249,7 +249,7 @@ class KvdepotBackend(StoragePluginInterface):
     def get_allocator_backend(self) -> Any:
         """Returns LMCache's CPU memory."""
         if self.local_cpu_backend is None:
-            raise RuntimeError("no CPU memory in LMCache's scheduler, which only looks up")
+            raise RuntimeError("LMCache's scheduler process has no CPU memory; it can only look up")
         return self.local_cpu_backend
 
     # ---- removal and end ---------------------------------------------------------------------

@@ -53,7 +53,7 @@ def tokens_of(input_ids: Any) -> list[int]:
     tokens: list[int] = tensor.flatten().tolist()
     wrong = next((token for token in tokens if not 0 <= token < 1 << 32), None)
     if wrong is not None:
-        raise refused("input_ids", f"{wrong}, one of them", "tokens from 0 to 2^32 - 1")
+        raise refused("input_ids", f"a sequence with {wrong}", "token IDs from 0 to 2^32 - 1")
     return tokens
 
 
@@ -71,11 +71,11 @@ def _tokens_of_encoding(encoding: Mapping[str, Any]) -> list[int]:
 def _tensor_of(field: str, value: Any) -> torch.Tensor:
     """The tensor of nested lists; lists of several lengths and text are none."""
     if isinstance(value, (str, bytes)):
-        raise refused(field, f"text ({value[:20]!r})", "token ids, as a tokenizer returns them")
+        raise refused(field, f"text ({value[:20]!r})", "token IDs, as a tokenizer returns them")
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        value = f"a {type(value).__name__} that is no tensor of integers ({error})"
+        value = f"a {type(value).__name__} that is not a tensor of integers ({error})"
         raise refused(field, value, ONE_SEQUENCE) from error
 
 
@@ -86,7 +86,7 @@ def check_mask(mask: Any, tokens: int) -> None:
     mask = _tensor_of("attention_mask", mask)
     if mask.numel() != tokens or not bool((mask == 1).all()):
         shape = f"of {tuple(mask.shape)} with {int((mask == 1).sum())} ones"
-        raise refused("attention_mask", shape, f"{tokens} ones: prompts without padding")
+        raise refused("attention_mask", shape, f"{tokens} ones (prompts without padding)")
 
 
 def check_generate(model: Any, tokens: int, kwargs: dict[str, Any]) -> None:
@@ -94,7 +94,9 @@ def check_generate(model: Any, tokens: int, kwargs: dict[str, Any]) -> None:
     options = vars(GenerationConfig()).keys()
     for name in kwargs:
         if name not in options and name not in HARMLESS:
-            raise refused("generate's argument", repr(name), "options, and those beside tokens")
+            raise refused(
+                "generate's argument", repr(name), "generation options and inputs that are tokens"
+            )
     # What one does not say the next one does.
     configs = (kwargs.get("generation_config"), model.generation_config)
     for name, allowed in WAYS.items():

@@ -34,10 +34,10 @@ def check_model(model: Any) -> None:
         raise refused("model.config.is_encoder_decoder", True, "False")
     devices = sorted({str(one.device) for one in model.parameters()})
     if len(devices) != 1 or devices == ["meta"]:
-        raise refused("model's devices", ", ".join(devices), "one that holds all parameters")
+        raise refused("model's devices", ", ".join(devices), "one device that holds all parameters")
     for rope in _rope_types(model.config.get_text_config(decoder=True).to_dict()):
         if rope in ROPE_OF_LENGTH:
-            raise refused("rope_type", repr(rope), "those that do not depend on the length")
+            raise refused("rope_type", repr(rope), "types that do not depend on the length")
 
 
 def config_of(model: Any) -> str:
@@ -63,7 +63,7 @@ class Identity:
     def now(self) -> tuple[str, str]:
         """What names the weights, and the adapters."""
         if self._model.training:
-            raise refused("model.training", True, "False, by model.eval()")
+            raise refused("model.training", True, "False (call model.eval())")
         adapters = list(_adapters(self._model))
         tensors = list(_tensors(self._model))
         state = (
@@ -87,7 +87,7 @@ def _given(weights: str | Path | None) -> str | None:
             raise refused("weights", repr(str(weights)), allowed)
         return engine_weights.of_directory(weights)
     if weights is not None and not weights:
-        raise refused("weights", repr(weights), "a name, a pathlib.Path or None")
+        raise refused("weights", repr(weights), "a non-empty name, a pathlib.Path or None")
     return weights
 
 
@@ -133,7 +133,7 @@ _State: TypeAlias = tuple[list[_Seen], bytes, list[tuple[str, str]]]
 def _sum(tensors: Iterator[tuple[str, torch.Tensor]]) -> str:
     found = engine_tensors.sum_of(tensors)
     if found is None:
-        raise refused("model's devices", "meta", "one that holds all parameters")
+        raise refused("model's devices", "meta", "one device that holds all parameters")
     return found
 
 

@@ -80,7 +80,7 @@ class Layout:
             layers.append(LayerLayout(index, keys, values, window))
             _check_dtype(f"cache.layers[{index}]", layer, model.dtype)
         if not layers:
-            raise refused("model", f"{type(model).__name__}, which keeps no cache", "decoders")
+            raise refused("model", f"{type(model).__name__}, which has no cache", "decoder models")
         return cls(tuple(layers), model.dtype)
 
     @property
@@ -191,7 +191,7 @@ def check_kinds(cache: Any) -> None:
         raise refused(
             "cache",
             "a QuantizedCache",
-            "a DynamicCache: what is quantised changes when it is cut or appended to",
+            "a DynamicCache (quantized values change when the cache is cut or extended)",
         )
     if type(cache) is not DynamicCache:
         raise refused("cache", f"a {type(cache).__name__}", "a DynamicCache")
@@ -204,7 +204,7 @@ def _check_dtype(field: str, layer: Any, dtype: torch.dtype) -> None:
     for name in ("keys", "values"):
         found = getattr(layer, name).dtype
         if found != dtype:
-            raise refused(f"{field}.{name}.dtype", found, f"{dtype}, the model's")
+            raise refused(f"{field}.{name}.dtype", found, f"{dtype}, the dtype of the model")
 
 
 def _views(

@@ -119,7 +119,9 @@ class PrefixCache:
         check_kinds(cache)
         count = cache.get_seq_length()
         if not 0 < count <= len(tokens):
-            raise refused("cache", f"of {count} tokens", f"1 to {len(tokens)}, as input_ids has")
+            raise refused(
+                "cache", f"of {count} tokens", f"1 to {len(tokens)}, the number in input_ids"
+            )
         self._layout.check(cache, count)
         nothing = {"cached_tokens": 0, "cache_write_tokens": 0, "bytes_written": 0}
         if count < self._min_tokens:

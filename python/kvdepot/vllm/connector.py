@@ -191,7 +191,9 @@ class KvdepotConnector(WatchingConnector):
             )
         replicated = self.manager.writers < world
         if any(geometry.replicated is not replicated for geometry in geometries):
-            raise RuntimeError("ranks and scheduler disagree on whether their KV is the same bytes")
+            raise RuntimeError(
+                "ranks and scheduler disagree on whether all ranks store identical KV"
+            )
 
         def groups(epoch: str | None) -> Groups:
             salt = vllm_namespace.with_epoch(self._settings.salt, epoch)
@@ -473,15 +475,15 @@ def _refuse_beside(multi: Any) -> None:
     if policy != "recompute":
         raise kvdepot.ConfigError(
             f"kv_load_failure_policy: {policy!r} is not allowed for a MultiConnector with kvdepot: "
-            "a block that fails to load or to verify would end its request; set it to 'recompute' "
-            'beside "kv_connector": "MultiConnector"'
+            "a block that cannot be loaded or verified would end its request; set it to "
+            '"recompute" next to "kv_connector": "MultiConnector"'
         )
     for connector in getattr(multi, "sub_connectors", ()):
         if type(connector) is OffloadingConnector:
             raise kvdepot.ConfigError(
-                "connectors: OffloadingConnector is not allowed beside KvdepotConnector, which "
-                "is one too: both would register the same metrics; leave it out, the Cache tier "
-                "does what it does"
+                "connectors: OffloadingConnector is not allowed with KvdepotConnector, which "
+                "is derived from it: both would register the same metrics; omit it, because the "
+                "Cache tier has the same function"
             )
 
 
@@ -505,14 +507,14 @@ def _refuse(vllm_config: Any, kv_cache_config: Any) -> None:
     if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
         raise kvdepot.ConfigError(
             f"--distributed-executor-backend: 'external_launcher' with {parallel.world_size} ranks "
-            "is not allowed with kvdepot: each rank is an engine of its own then, and a block "
-            "needs the parts of all; use 'mp'"
+            "is not allowed with kvdepot: each rank is then a separate engine, but a block "
+            "needs the parts of all ranks; use 'mp'"
         )
     if parallel.nnodes > 1 or parallel.distributed_executor_backend == "ray":
         raise kvdepot.ConfigError(
             f"--nnodes: {parallel.nnodes} nodes with the "
             f"{parallel.distributed_executor_backend!r} executor is not allowed with kvdepot: all "
-            "workers of an engine must run on one host, where they reach its memory; use one node "
+            "workers of an engine must run on one host and share its memory; use one node "
             "and the 'mp' or 'uni' executor"
         )
     for option, size in (
@@ -529,7 +531,7 @@ def _refuse(vllm_config: Any, kv_cache_config: Any) -> None:
         raise kvdepot.ConfigError(
             f"{key}: {extra[key]!r} is not allowed for a model with "
             f"{len(kv_cache_config.kv_cache_groups)} KV groups (sliding windows, Mamba): a stored "
-            "block is one vLLM block there; leave it out"
+            "block is then one vLLM block; omit the option"
         )
 
 

@@ -296,7 +296,7 @@ def _unreadable(vllm_config: Any) -> str | None:
     offload = getattr(vllm_config, "offload_config", None)
     prefetch = getattr(offload, "prefetch", None)
     if prefetch is not None and prefetch.offload_group_size > 0:
-        return "--offload-group-size has weights share memory, so that they cannot be summed there"
+        return "with --offload-group-size, weights share memory and cannot be hashed"
     return None
 
 

@@ -139,9 +139,9 @@ def _refuse_counted_images(vllm_config: Any) -> None:
     ):
         raise kvdepot.ConfigError(
             "--mm-processor-cache-gb: 0 with --no-enable-prefix-caching is not allowed with "
-            "kvdepot for a multimodal model: vLLM then tells images apart by numbers that start "
-            "again with each server, and kvdepot keeps blocks for longer; leave one of the two "
-            "caches on, or use --language-model-only"
+            "kvdepot for a multimodal model: vLLM then identifies images by numbers that start "
+            "again with each server, but kvdepot keeps blocks for longer; enable one of the two "
+            "caches, or use --language-model-only"
         )
 
 
@@ -222,9 +222,9 @@ def _files(vllm_config: Any, model: Any, load: Any, mode: str, text: str | None)
     if text is None:
         raise kvdepot.ConfigError(
             f"--model: the weights of {model.model!r} are not in files of this host (load format "
-            f"{load.load_format!r}), so kvdepot cannot tell them from other weights of that name; "
-            "use a local directory or the Hugging Face cache, or give a text that names them as "
-            "'weights' in kv_connector_extra_config, another one for other weights"
+            f"{load.load_format!r}), so kvdepot cannot identify them; use a local "
+            "directory or the Hugging Face cache, or set a text that identifies them as "
+            "'weights' in kv_connector_extra_config (a different text for different weights)"
         )
     return "named"
 
@@ -244,8 +244,8 @@ def _beside(name: str, load: Any, mode: str, text: str | None) -> str:
     directory = _directory(SimpleNamespace(model=name, revision=None), load)
     if directory is None and text is None:
         raise kvdepot.ConfigError(
-            f"--model: it loads weights or code of {name!r} too, which are not in files of this "
-            "host; give a text that names them as 'weights' in kv_connector_extra_config"
+            f"--model: it also loads weights or code of {name!r}, which are not in files of this "
+            "host; set a text that identifies them as 'weights' in kv_connector_extra_config"
         )
     return "named" if directory is None else engine_weights.of_directory(directory, mode)
 

@@ -221,8 +221,8 @@ def read_tier(config: Mapping[str, Any]) -> TierSettings:
     own, common = _read(TIER_SETTINGS, _with_file(config, where), where)
     if own["weights"] is None and own["engine"] is None:
         raise kvdepot.ConfigError(
-            "weights: required in secondary_tiers with 'OffloadingConnector', which does not report "
-            "the engine's weights and options; set a text that identifies them, "
+            "weights: required in secondary_tiers with 'OffloadingConnector', which does not "
+            "report the engine's weights and options; set a text that identifies them, "
             'or use "kv_connector": "KvdepotTieringConnector", "kv_connector_module_path": '
             '"kvdepot.vllm"'
         )
@@ -324,5 +324,5 @@ def _read_file(name: str, path: str, beside: Mapping[str, Any]) -> tuple[dict[st
     except (kvdepot.Error, OSError) as error:
         raise kvdepot.ConfigError(f"{name}: cannot read {path!r}: {error}") from error
     if any(name in content for name in CONFIG_FILE.names):
-        raise _settings.wrong(name, path, "a YAML file without another file's name in it")
+        raise _settings.wrong(name, path, "a YAML file that does not refer to another file")
     return dict(content), is_ucms

@@ -107,7 +107,7 @@ def open_depot(settings: Settings, config: OffloadingConfig) -> kvdepot.Depot:
     if depot.socket is None:
         depot.close()
         raise kvdepot.ConfigError(
-            "socket: 'off' is not allowed with vLLM, whose workers attach there; leave it out"
+            "socket: 'off' is not allowed with vLLM, whose workers attach to the socket; omit it"
         )
     return depot
 
@@ -136,8 +136,8 @@ def open_service(pipeline: str, wanted: dict[str, Any]) -> kvdepot.Depot:
         except kvdepot.Error as error:
             if time.monotonic() > deadline:
                 raise kvdepot.ConfigError(
-                    f"pipeline: {pipeline!r}: {error}; start the service first "
-                    "('kvdepot serve'), or name the tiers here"
+                    f"pipeline: {pipeline!r}: {error}; start the server first "
+                    "('kvdepot serve'), or set a pipeline of tiers here"
                 ) from error
         else:
             logger.info("kvdepot: %s: %s", pipeline, depot.description)
@@ -156,7 +156,7 @@ def with_own_arena(depot: dict[str, Any], index: int) -> dict[str, Any]:
         if str(path).startswith("/dev/"):
             raise kvdepot.ConfigError(
                 f"{tier}.path: {path!r} is one device, but each data-parallel engine needs an "
-                "arena of its own; give a file, or start the engines one by one with a device each"
+                "own arena; use a file, or start each engine separately with its own device"
             )
         changed[tier] = section | {"path": f"{path}.dp{index}"}
     # The arenas without a path have one by the instance's name.

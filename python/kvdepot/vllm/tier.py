@@ -389,7 +389,7 @@ class KvdepotTier(SecondaryTierManager):
                 job.wait(CLOSE_SECONDS)
         except kvdepot.TimeoutError as error:
             raise kvdepot.Error(
-                "a tier does not let go of rows of vLLM's CPU tier: they stay mapped"
+                "a tier did not release rows of vLLM's CPU tier; they stay mapped"
             ) from error
         self._jobs.clear()
         # vLLM unmaps them now.

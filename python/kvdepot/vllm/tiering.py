@@ -122,7 +122,7 @@ def _prepare(vllm_config: Any) -> list[dict[str, Any]]:
     if spec != TIERING_SPEC:
         raise kvdepot.ConfigError(
             f"spec_name: {spec!r} is not allowed with KvdepotTieringConnector, which needs tiers "
-            f"behind vLLM's CPU tier; it must be {TIERING_SPEC!r}, or be left out"
+            f"below vLLM's CPU tier; it must be {TIERING_SPEC!r} or omitted"
         )
     entries = [
         entry

@@ -81,7 +81,7 @@ def split(
         skipped = spec.block_indices[group] % blocks_per_chunk
         room = len(found) * blocks_per_chunk
         if load and skipped + size > room:
-            raise RuntimeError(f"{skipped + size} of vLLM's blocks for {len(found)} placements")
+            raise RuntimeError(f"{skipped + size} vLLM blocks for {len(found)} placements")
         complete = not skipped and size == room
         if not complete:
             all_ids = np.full(room, SKIP, dtype=ids.dtype)

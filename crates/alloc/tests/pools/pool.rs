@@ -466,7 +466,7 @@ fn errors_say_what_was_given_and_what_is_allowed() {
             Error::ExtentLimit { max_extents: 9 },
             vec!["is 9", "1 to 8"],
         ),
-        (Error::TooMany { limit: 5 }, vec!["as many", "5"]),
+        (Error::TooMany { limit: 5 }, vec!["maximum", "5"]),
     ] {
         let text = error.to_string();
         for word in words {

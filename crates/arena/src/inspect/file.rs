@@ -103,9 +103,7 @@ pub fn judge_file(path: &Path, named: bool, keys: Option<Keys<'_>>) -> Option<Ju
         format!("{key}-{namespace}")
     });
     if name.is_some_and(|name| path.file_name() != Some(name.as_ref())) {
-        judged.fault = Some(
-            "its header identifies a different block than its file name".into(),
-        );
+        judged.fault = Some("its header identifies a different block than its file name".into());
     }
     Some(judged)
 }

@@ -138,7 +138,7 @@ static void aborted(kvd_sessions *sessions) {
     kvd_checkpoint checkpoint = of(tokens);
     size_t count;
     REFUSED(kvd_sessions_save(sessions, &checkpoint, ask, &rows, NULL), KVD_STATUS_ABORTED,
-            "answered 3");
+            "returned 3");
     CHECK(rows.calls == 1);
     OK(kvd_sessions_prefix(sessions, tokens, TOKENS, &count));
     CHECK(count == 0);
@@ -274,7 +274,7 @@ static void policy(void) {
     CHECK(answer.action == KVD_ACTION_SAVE && answer.reason == KVD_REASON_SHUTDOWN);
     CHECK(answer.tokens == 4100);
     OK(kvd_policy_saved(policy, answer.save, 1, 3000));
-    REFUSED(kvd_policy_saved(policy, answer.save, 1, 3000), KVD_STATUS_INPUT, "not under way");
+    REFUSED(kvd_policy_saved(policy, answer.save, 1, 3000), KVD_STATUS_INPUT, "not in progress");
     REFUSED(kvd_policy_event(policy, 9, 0, 1, 1, &answer), KVD_STATUS_INPUT, "event: 9");
     OK(kvd_policy_close(policy));
 }

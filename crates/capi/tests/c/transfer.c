@@ -339,7 +339,7 @@ static void bad_inputs(void) {
     REFUSED(kvd_region_open(engine, &empty, 1, 1, &region), KVD_STATUS_INPUT, "buffers[0]");
     REFUSED(kvd_region_open(engine, &all, 1, 2, &region), KVD_STATUS_INPUT, "is_written: 2");
     OK(kvd_region_open(engine, &all, 1, 1, &region));
-    REFUSED(kvd_region_open(engine, &again, 1, 1, &second), KVD_STATUS_INPUT, "once");
+    REFUSED(kvd_region_open(engine, &again, 1, 1, &second), KVD_STATUS_INPUT, "registered");
     kvd_segment *segment;
     REFUSED(kvd_segment_open(other, NAME, 0, &all, 1, KVD_RIGHTS_READ, KVD_NONE, &segment),
             KVD_STATUS_INPUT, "1 to 1024 bytes");

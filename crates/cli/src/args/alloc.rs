@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::bytes;
+use super::values::bytes;
 
 /// Options of `alloc`.
 #[derive(clap::Args)]

@@ -4,9 +4,16 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
-use super::{
-    Alloc, Churn, Cluster, Cuda, Files, Pressure, Scale, Sessions, Transfer, bytes, count, threads,
-};
+use super::alloc::Alloc;
+use super::churn::Churn;
+use super::cluster::Cluster;
+use super::cuda::Cuda;
+use super::files::Files;
+use super::pressure::Pressure;
+use super::scale::Scale;
+use super::sessions::Sessions;
+use super::transfer::Transfer;
+use super::values::{Extent, bytes, count, threads};
 
 #[derive(Subcommand)]
 pub(crate) enum Bench {
@@ -245,20 +252,6 @@ pub(crate) enum Bench {
     Transfer(Transfer),
 }
 
-/// How much is measured, and how often.
-#[derive(clap::Args)]
-pub(crate) struct Extent {
-    /// Size of the tier [default: 1GiB].
-    #[arg(long, value_name = "SIZE", value_parser = bytes)]
-    pub(crate) size: Option<u64>,
-    /// Bytes per call [default: 128MiB].
-    #[arg(long, value_name = "SIZE", value_parser = bytes)]
-    pub(crate) batch: Option<u64>,
-    /// Number of measured rounds [default: 15].
-    #[arg(long, value_name = "COUNT", value_parser = count)]
-    pub(crate) rounds: Option<usize>,
-}
-
 /// Options of `memory`.
 #[derive(clap::Args)]
 pub(crate) struct Memory {
@@ -329,7 +322,9 @@ pub(crate) struct Restore {
 
 /// `2/4`: the third of four shares.
 fn share(text: &str) -> Result<(usize, usize), String> {
-    let (share, of) = text.split_once('/').ok_or("expected two numbers separated by a slash")?;
+    let (share, of) = text
+        .split_once('/')
+        .ok_or("expected two numbers separated by a slash")?;
     let number = |text: &str| text.parse::<usize>().map_err(|error| error.to_string());
     Ok((number(share)?, number(of)?.max(1)))
 }

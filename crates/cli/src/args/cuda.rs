@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Extent, bytes, count, threads};
+use super::values::{Extent, bytes, count, threads};
 
 /// Options of `cuda`.
 #[derive(clap::Args)]

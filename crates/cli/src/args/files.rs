@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{bytes, count};
+use super::values::{bytes, count};
 
 /// Options of `files`.
 #[derive(clap::Args)]

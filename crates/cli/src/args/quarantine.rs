@@ -19,7 +19,7 @@ pub(crate) enum QuarantineCommand {
     /// Otherwise engines load keys and values that differ from those that they compute.
     Release {
         /// A unique prefix of the namespace's digest.
-        #[arg(value_name = "DIGEST", value_parser = super::hexadecimal, required_unless_present = "all")]
+        #[arg(value_name = "DIGEST", value_parser = super::values::hexadecimal, required_unless_present = "all")]
         namespace: Option<String>,
         /// End all quarantines.
         #[arg(long, conflicts_with = "namespace")]

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
-use super::{bytes, count};
+use super::values::{bytes, count};
 
 /// Options of `session`.
 #[derive(clap::Args)]
@@ -45,7 +45,7 @@ pub(crate) struct Saved {
     #[arg(long, value_name = "FILE")]
     pub(crate) rows: PathBuf,
     /// Bytes per token, to check the size of --rows [default: file size / tokens].
-    #[arg(long, value_name = "SIZE", value_parser = super::bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = super::values::bytes)]
     pub(crate) row_bytes: Option<u64>,
     /// Name of the model.
     #[arg(long, value_name = "TEXT")]

@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use super::{bytes, count};
+use super::values::{bytes, count};
 
 /// Options of `transfer`.
 #[derive(clap::Args)]

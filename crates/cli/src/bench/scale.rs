@@ -130,9 +130,11 @@ fn figures(
         .filter(|_| ended.success())
         .ok_or_else(|| Error::Bench(format!("the process for {task} ended early")))?;
     let lines = said.lines().map(serde_json::from_str);
-    lines
-        .collect::<Result<_, _>>()
-        .map_err(|error| Error::Bench(format!("unexpected output of the process for {task}: {error}")))
+    lines.collect::<Result<_, _>>().map_err(|error| {
+        Error::Bench(format!(
+            "unexpected output of the process for {task}: {error}"
+        ))
+    })
 }
 
 fn row(figure: &Value, blocks: usize, rounds: usize) -> Result<Row, Error> {

@@ -221,7 +221,9 @@ fn disks(devices: &Path) -> Vec<Check> {
             .parse()
             .unwrap_or(512);
         if sector > 4096 {
-            let hint = format!("Nvme supports logical blocks of at most 4096 bytes; this device has {sector}");
+            let hint = format!(
+                "Nvme supports logical blocks of at most 4096 bytes; this device has {sector}"
+            );
             return Some(Check::advice("block device", value, hint));
         }
         match fs::File::options().read(true).write(true).open(&node) {
@@ -259,7 +261,9 @@ fn huge_pages(folder: &Path, meminfo: &str, given: u64) -> Check {
     );
     let gets = match (given > 0, at_faults) {
         (true, true) => "used for Cache and the staging buffer",
-        (true, false) => "used for the staging buffer, and for a Cache that is allocated at startup",
+        (true, false) => {
+            "used for the staging buffer, and for a Cache that is allocated at startup"
+        }
         (false, _) => "not used for Cache and the staging buffer",
     };
     let mut value = format!("memory {memory}, shared memory {shared}: {gets}");
@@ -276,10 +280,13 @@ fn huge_pages(folder: &Path, meminfo: &str, given: u64) -> Check {
     }
     let setting = folder.join("shmem_enabled");
     let hint = if at_faults {
-        "memory is fragmented: free some, or reboot; copies are slower without huge pages".to_owned()
+        "memory is fragmented: free some, or reboot; copies are slower without huge pages"
+            .to_owned()
     } else {
         let setting = setting.display();
-        format!("copies are slower without huge pages; to enable them as root: echo advise > {setting}")
+        format!(
+            "copies are slower without huge pages; to enable them as root: echo advise > {setting}"
+        )
     };
     Check::advice("huge pages", value, hint)
 }
@@ -312,7 +319,11 @@ fn ring() -> Check {
                         kernel.io_uring_disabled to 0";
             Check::advice("io_uring", why, hint)
         }
-        Err(error) => Check::advice("io_uring", error.to_string(), "Nvme and Posix must be able to start threads"),
+        Err(error) => Check::advice(
+            "io_uring",
+            error.to_string(),
+            "Nvme and Posix must be able to start threads",
+        ),
     }
 }
 
@@ -337,7 +348,9 @@ fn direct(path: &Path) -> Result<Check, Error> {
             Check::advice("direct I/O", value, hint)
         }
         Err(error) => {
-            let hint = format!("Nvme and Posix create files there: give this user write access to {shown}");
+            let hint = format!(
+                "Nvme and Posix create files there: give this user write access to {shown}"
+            );
             Check::warn("direct I/O", error.to_string(), hint)
         }
     })
@@ -375,7 +388,10 @@ fn disk_and_arena() -> Result<Vec<Check>, Error> {
             return Ok(vec![disk, arena]);
         }
         let size = bytes(config.arena_capacity()?);
-        let arena = Check::ok("default arena", format!("not created yet; its size would be {size}"));
+        let arena = Check::ok(
+            "default arena",
+            format!("not created yet; its size would be {size}"),
+        );
         return Ok(vec![disk, arena]);
     }
     Ok(vec![disk, arena_at("default arena", &path, would_open)])
@@ -403,17 +419,24 @@ fn arena_at(
             let (live, of) = (bytes(summary.live_bytes), bytes(summary.capacity_bytes));
             let value = format!("{blocks}, {live} of {of}, owner: {}", summary.owner());
             if summary.damaged_records > 0 || !summary.damaged_superblocks.is_empty() {
-                let hint = format!("damaged records or superblocks; kvdepot verify {shown} lists them");
+                let hint =
+                    format!("damaged records or superblocks; kvdepot verify {shown} lists them");
                 Check::warn(name, value, hint)
             } else if let Err(error) = would_open {
-                Check::warn(name, value, format!("a depot cannot open this arena: {error}"))
+                Check::warn(
+                    name,
+                    value,
+                    format!("a depot cannot open this arena: {error}"),
+                )
             } else {
                 Check::ok(name, value)
             }
         }
         Err(error) => {
-            let hint = format!("to create a new arena, run kvdepot rm {shown} or set format: true \
-                                (the content is lost)");
+            let hint = format!(
+                "to create a new arena, run kvdepot rm {shown} or set format: true (the content is \
+                 lost)"
+            );
             Check::warn(name, error.to_string(), hint)
         }
     }

@@ -153,8 +153,10 @@ pub(crate) fn ls(args: &Ls, socket: &Path, output: &mut Output) -> Result<i32, E
         return Err(Error::Usage {
             field: "--before",
             value: before.to_string(),
-            allowed: "this option only with the path of an arena (a running depot lists its blocks \
-                      in no order)".into(),
+            allowed:
+                "this option only with the path of an arena (a running depot lists its blocks in \
+                 no order)"
+                    .into(),
         });
     }
     let depot = connect(socket)?;

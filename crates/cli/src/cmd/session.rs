@@ -512,7 +512,9 @@ fn bring(
         return Err(Error::Usage {
             field: "--weights",
             value: weights.to_owned(),
-            allowed: "this option only for ds4 files; an exported session contains this information".into(),
+            allowed:
+                "this option only for ds4 files; an exported session contains this information"
+                    .into(),
         });
     }
     let manifest = look(file)?;

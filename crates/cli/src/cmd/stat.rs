@@ -161,7 +161,9 @@ impl Summary {
 
 /// What is said of a superblock that does not verify.
 pub(crate) fn dead_superblock(at: u64) -> String {
-    format!("the copy at {at} is damaged; the other copy is used, and the next owner repairs this one")
+    format!(
+        "the copy at {at} is damaged; the other copy is used, and the next owner repairs this one"
+    )
 }
 
 pub(crate) fn run(args: &Stat, output: &mut Output) -> Result<i32, Error> {

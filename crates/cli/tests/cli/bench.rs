@@ -283,7 +283,10 @@ fn what_cannot_be_measured_is_refused() {
         (&["alloc", "--workload", "tape"], "rebuild, spans"),
         (&["alloc", "--trace", "/nowhere/trace"], "/nowhere/trace"),
         (&["churn", "--requests", "0"], "1 or more"),
-        (&["churn", "--trace", "/dev/null"], "at least one request that has blocks"),
+        (
+            &["churn", "--trace", "/dev/null"],
+            "at least one request that has blocks",
+        ),
         (&["reopen", "--blocks", "99999999999999"], "that fits into"),
         (&["scale", "--blocks", "99999999999999"], "that fits into"),
     ] {

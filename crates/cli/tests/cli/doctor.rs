@@ -36,7 +36,10 @@ fn doctor_reports_on_every_thing() {
         assert_eq!(row["status"] != "ok", row["hint"].is_string(), "{row}");
     }
     let arena = check(&rows, "default arena")["value"].as_str().unwrap();
-    assert!(arena.starts_with("not created yet; its size would be "), "{arena}");
+    assert!(
+        arena.starts_with("not created yet; its size would be "),
+        "{arena}"
+    );
     // A path that is not there yet lies where the nearest folder above it does.
     let there = std::env::temp_dir().join("kvdepot-doctor/none/yet");
     let (_, rows) = home.json(&["doctor", there.to_str().unwrap()]);

@@ -93,10 +93,7 @@ fn ls_filters_and_limits() {
     assert!(ran.stdout.contains("OFFSET+LENGTH"));
     let ran = home.run(&["ls", path, "--limit", "1"]);
     assert_eq!(ran.stdout.lines().count(), 2, "{}", ran.stdout);
-    assert_eq!(
-        ran.stderr,
-        "1 of 2 namespaces shown (--limit)\n"
-    );
+    assert_eq!(ran.stderr, "1 of 2 namespaces shown (--limit)\n");
     let ran = home.run(&["ls", path, "--blocks", "--limit", "6"]);
     let (says, hint) = ran.stderr.split_once('\n').unwrap();
     assert_eq!(says, "6 of 7 blocks shown (--limit)");
@@ -148,7 +145,10 @@ fn what_is_no_arena_is_an_error_with_its_path() {
             (home.path("absent"), "no arena found"),
             (home.dir.path().into(), "directory"),
             (empty.clone(), "it is empty; it is not a kvdepot arena"),
-            (note.clone(), "it is too small (4 B) to be a kvdepot arena\n"),
+            (
+                note.clone(),
+                "it is too small (4 B) to be a kvdepot arena\n",
+            ),
             ("/proc/self/mem".into(), "a virtual file of the kernel"),
         ] {
             let path = path.to_str().unwrap();

@@ -21,10 +21,7 @@ fn rm_path_deletes_the_arena() {
     assert!(!path.exists());
     let ran = home.run(&["rm", path.to_str().unwrap()]);
     assert_eq!(ran.status, 2);
-    let says = format!(
-        "{}: no arena found; nothing was removed\n",
-        path.display()
-    );
+    let says = format!("{}: no arena found; nothing was removed\n", path.display());
     assert!(ran.stderr.contains(&says), "{}", ran.stderr);
 }
 
@@ -182,7 +179,10 @@ fn rm_all_asks_and_removes_all_that_nobody_uses() {
     assert!(held.exists() && live.exists() && foreign.exists());
 
     let ran = home.run(&["rm", "--all", "--yes"]);
-    let says = format!("kept socket {}: another process is listening on this socket\n", live.display());
+    let says = format!(
+        "kept socket {}: another process is listening on this socket\n",
+        live.display()
+    );
     assert!(ran.stdout.contains(&says), "{}", ran.stdout);
     depot.close();
     std::fs::remove_file(&foreign).unwrap();

@@ -291,7 +291,11 @@ fn a_live_depot_is_listed_described_and_cleared_by_digest() {
     // Else it has named those of other tests, and of others on this machine.
     if none.stdout.is_empty() {
         assert_eq!(none.status, 0);
-        assert!(none.stderr.contains("no running depot found"), "{}", none.stderr);
+        assert!(
+            none.stderr.contains("no running depot found"),
+            "{}",
+            none.stderr
+        );
     }
     let path = home.path("arena");
     let dax = format!("dax.path={}", path.display());
@@ -444,7 +448,10 @@ fn serve_names_what_is_wrong_and_who_owns_the_arena() {
         (&["serve", "-o", "nonsense"], "NAME=VALUE"),
         (&["serve", "-o", "=nonsense"], "NAME=VALUE"),
         (&["serve", "--socket", "unix:a.sock"], "without unix:"),
-        (&["serve", "-o", "socket=off"], "the path of the socket to listen on"),
+        (
+            &["serve", "-o", "socket=off"],
+            "the path of the socket to listen on",
+        ),
         (&["serve", "Cache", "-o", "pipeline=Dax"], "Cache is given"),
         (
             &["serve", "--socket", "./a", "-o", "socket=./b"],
@@ -524,7 +531,9 @@ fn what_owners_that_were_killed_leave_is_named_and_removed() {
     let refused = home.run(&["serve", "Cache", "--socket", socket.to_str().unwrap()]);
     assert_eq!(refused.status, 2);
     assert!(
-        refused.stderr.contains("a path on which no other server listens"),
+        refused
+            .stderr
+            .contains("a path on which no other server listens"),
         "{}",
         refused.stderr
     );

@@ -123,7 +123,7 @@ mod tests {
             (
                 "mem",
                 &[("size", "1"), ("align", "1")][..],
-                "the subsystem mem: allowed",
+                "the subsystem mem; allowed",
             ),
             ("dax", &[("align", "4096")], "size"),
             ("dax", &[("size", "4096")], "align"),

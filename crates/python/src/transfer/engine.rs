@@ -146,7 +146,10 @@ fn read_name(given: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     match text.and_then(|text| text.to_str().ok()) {
         Some(text) => Ok(text.as_bytes().to_vec()),
         None => {
-            let (shown, allowed) = (errors::shown(given), "a string or bytes, 1 to 1024 bytes long");
+            let (shown, allowed) = (
+                errors::shown(given),
+                "a string or bytes, 1 to 1024 bytes long",
+            );
             Err(errors::input(given.py(), "name", shown, allowed))
         }
     }
@@ -398,7 +401,10 @@ impl Engine {
         let engine = self.shared.engine(py)?;
         let task = task.get();
         if !Arc::ptr_eq(&task.shared, &self.shared) {
-            let (value, allowed) = ("a Task of another engine", "a Task that this engine started");
+            let (value, allowed) = (
+                "a Task of another engine",
+                "a Task that this engine started",
+            );
             return Err(errors::input(py, "task", value, allowed));
         }
         py.detach(|| engine.cancel(&task.batch));

@@ -198,7 +198,10 @@ impl Remote {
         // First: another engine may be another process's.
         if !Arc::ptr_eq(&self.held.shared, shared) {
             let value = "a Remote of another engine";
-            return Err(refuse(value, "a Remote that `open` of this engine returned"));
+            return Err(refuse(
+                value,
+                "a Remote that `open` of this engine returned",
+            ));
         }
         let remote = self.held.what.lock();
         remote

@@ -268,8 +268,7 @@ fn check_len(path: &Path) -> Result<(), Error> {
             "socket",
             path.display(),
             format!(
-                "an absolute path of at most 107 bytes (limit of Unix sockets); this path has \
-                     {len}"
+                "an absolute path of at most 107 bytes (limit of Unix sockets); this path has {len}"
             ),
         )),
     }

@@ -203,7 +203,12 @@ fn what_others_left_is_not_taken(device: &Device) {
         device.write(bytes, at);
         says(
             device.refusal(json!({})),
-            &[name, "not a kvdepot arena: it contains", what, "format: true"],
+            &[
+                name,
+                "not a kvdepot arena: it contains",
+                what,
+                "format: true",
+            ],
         );
         let mut there = vec![0; bytes.len()];
         device.file().read_exact_at(&mut there, at).unwrap();
@@ -284,7 +289,12 @@ fn nobody_else_has_it_meanwhile(device: &Device) {
     let error = device.refusal(json!({}));
     says(
         error,
-        &["nvme.path", name, "that is not in use", "opened exclusively"],
+        &[
+            "nvme.path",
+            name,
+            "that is not in use",
+            "opened exclusively",
+        ],
     );
     drop(claimed);
     if let Err(error) = run("mkfs.ext4", &["-q", "-F", name]) {

@@ -216,7 +216,10 @@ fn a_check_refuses_what_an_opening_does_and_makes_nothing() {
         (path(&other), "not a kvdepot arena"),
         (path(place.dir()), "a directory"),
         (path(&note), "not a kvdepot arena; name another path"),
-        (path(&empty), "not empty: an arena needs at least 256 KiB; remove the file"),
+        (
+            path(&empty),
+            "not empty: an arena needs at least 256 KiB; remove the file",
+        ),
         (
             path(&short),
             "it is too small (4 KiB): an arena needs at least 256 KiB; remove the file",

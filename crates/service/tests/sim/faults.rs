@@ -155,7 +155,8 @@ impl World {
         self.fill_disk(Some(self.rng.borrow_mut().below(wanted / 4) * 4));
         let opened = kvdepot_service::open(&self.config());
         let text = opened.err().map(|error| error.to_string());
-        let says = |text: &String| text.contains("capacity: ") && text.contains("the free space of");
+        let says =
+            |text: &String| text.contains("capacity: ") && text.contains("the free space of");
         law!(
             text.as_ref().is_some_and(says),
             "opened on a full disk: {text:?}"

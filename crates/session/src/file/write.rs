@@ -4,6 +4,8 @@
 //! MiB many of which are under way, and are hashed on the way; or what a serializer says goes
 //! through a few buffers. The head, which makes a session of it, is written last.
 
+mod growth;
+
 use std::any::Any;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
@@ -32,9 +34,6 @@ const SLOTS: usize = 4;
 /// Bytes from memory that are under way at a time where members are given one by one.
 const UNDER_WAY: u64 = 64 << 20;
 
-/// The first space of a file whose length nobody knows, and the most that it gets at a time.
-const GROW: (u64, u64) = (64 << 20, 1 << 30);
-
 /// A member that comes in parts.
 #[derive(Debug)]
 struct Coming {
@@ -49,45 +48,10 @@ struct Coming {
 pub(super) type Room =
     dyn FnMut(Option<RangeInclusive<u64>>) -> Result<(u64, Box<dyn Any>), Error> + Send;
 
-/// Session file that is being written.
+/// Session file that is being written. The [module](super) has an example.
 ///
 /// Members are added in order: pieces, then objects. The file exists after
 /// [`finish`](SessionWriter::finish); a writer that is dropped before leaves no file.
-///
-/// # Examples
-/// ```
-/// use kvdepot_session::Reason;
-/// use kvdepot_session::file::{FileCheckpoint, FileMover, FileOptions, Member, SessionWriter};
-/// use kvdepot_store::{Buffer, NamespaceSpec};
-///
-/// # let dir = tempfile::tempdir()?;
-/// let mover = FileMover::new(FileOptions::default())?;
-/// let namespace = NamespaceSpec {
-///     model: "m".into(),
-///     dtype: "f16".into(),
-///     block_tokens: 256,
-///     ..NamespaceSpec::default()
-/// };
-/// let checkpoint = FileCheckpoint {
-///     namespace: &namespace,
-///     tokens: &[1, 2, 3],
-///     text: b"",
-///     reason: Reason::Asked,
-///     context_tokens: 4096,
-///     note: "",
-///     created: 1_700_000_000,
-/// };
-/// let path = dir.path().join("conversation.kvs");
-/// let mut writer = SessionWriter::new(&mover, &path, &checkpoint, None)?;
-/// writer.put(Member::Piece, &[Buffer::from_vec(vec![7; 300])])?;
-/// writer.begin(Member::Object("logits".into()))?;
-/// for _ in 0..10 {
-///     writer.write(&[1; 100])?; // as a serializer produces it
-/// }
-/// assert_eq!(writer.end()?, 1000);
-/// assert_eq!(writer.finish()?.cache_write_tokens, 3);
-/// # Ok::<_, Box<dyn std::error::Error>>(())
-/// ```
 pub struct SessionWriter {
     mover: Arc<FileMover>,
     path: PathBuf,
@@ -578,47 +542,6 @@ impl SessionWriter {
         let mut batch = self.mover.batch();
         self.add_chunk(&mut batch, (chunk, at, used), &[used_part])?;
         self.fly(batch, Some(whole));
-        Ok(())
-    }
-
-    /// The file is that long now, or longer.
-    fn grow(&mut self, end: u64) -> Result<(), Error> {
-        if end <= self.allocated {
-            return Ok(());
-        }
-        let (first, most) = GROW;
-        let more = self.allocated.clamp(first, most);
-        // Exactly what there is to come is known where it was predicted.
-        let most = match self.predicted {
-            Some(_) => end,
-            None => end.saturating_add(more),
-        };
-        self.reserve(end..=most)
-    }
-
-    /// Space up to one of these ends: the last, or the first where there is no more.
-    fn reserve(&mut self, ends: RangeInclusive<u64>) -> Result<(), Error> {
-        let (least, mut end) = ends.into_inner();
-        let more = |end: u64| end.saturating_sub(self.allocated);
-        let wanted = more(least)..=more(end);
-        let room = self.room.as_mut();
-        let until_it_is_seen = room.map(|room| room(Some(wanted))).transpose()?;
-        if let Some((given, _)) = &until_it_is_seen {
-            end = self.allocated.saturating_add(*given);
-        }
-        if let Some(temporary) = &self.temporary {
-            let allocated = match temporary.allocate(end) {
-                Err(_) if least < end => {
-                    end = least;
-                    temporary.allocate(end)
-                }
-                allocated => allocated,
-            };
-            if !allocated? && until_it_is_seen.is_some() {
-                temporary.set_len(end)?;
-            }
-        }
-        self.allocated = self.allocated.max(end);
         Ok(())
     }
 }

@@ -203,7 +203,9 @@ fn what_cannot_be_is_refused_with_its_name_and_leaves_nothing() {
     assert!(writer.finish().is_err());
     let mut writer = new();
     writer.put(object("a"), &[byte()]).unwrap();
-    assert!(said(writer.put(Member::Piece, &[byte()])).contains("all pieces before the first object"));
+    assert!(
+        said(writer.put(Member::Piece, &[byte()])).contains("all pieces before the first object")
+    );
     let mut writer = new();
     assert!(said(writer.put(Member::Piece, &[])).contains("0 bytes"));
     let mut writer = new();

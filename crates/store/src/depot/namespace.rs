@@ -65,6 +65,8 @@ impl Namespace {
     }
 
     /// Returns true if another thread is using the index, so that [`Namespace::unpin`] would wait.
+    ///
+    /// In a client it is always true.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.verbs.is_busy()

@@ -91,7 +91,10 @@ fn the_token_is_proved_as_well_where_there_is_one() {
         token: token.to_vec(),
         ..under(&tls)
     };
-    assert_says(&refusal(with(b"one"), with(b"another")), "a different token");
+    assert_says(
+        &refusal(with(b"one"), with(b"another")),
+        "a different token",
+    );
     assert_says(&refusal(with(b""), with(b"another")), "a different token");
     assert_says(&refusal(with(b"one"), with(b"")), "a different token");
 }

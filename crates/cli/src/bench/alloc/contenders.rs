@@ -49,7 +49,9 @@ pub(super) trait Ours: Contender + Sized {
 
 pub(super) fn check(wrong: u64) -> Result<(), Error> {
     if wrong > 0 {
-        return Err(Error::Bench(format!("the allocator rejected {wrong} frees")));
+        return Err(Error::Bench(format!(
+            "the allocator rejected {wrong} frees"
+        )));
     }
     Ok(())
 }
@@ -196,7 +198,11 @@ mod with_peers {
         pub(crate) fn new(size: u64, live: u64) -> Result<Reference, Error> {
             kvdepot_peers::Reference::new(size, live)
                 .map(Reference)
-                .ok_or_else(|| Error::Bench(format!("the reference allocator does not support pools of {size} bytes")))
+                .ok_or_else(|| {
+                    Error::Bench(format!(
+                        "the reference allocator does not support pools of {size} bytes"
+                    ))
+                })
         }
     }
 
@@ -245,7 +251,9 @@ mod without_peers {
 
     impl Reference {
         pub(crate) fn new(_: u64, _: u64) -> Result<Reference, Error> {
-            Err(Error::Bench("this build does not include other allocators".into()))
+            Err(Error::Bench(
+                "this build does not include other allocators".into(),
+            ))
         }
     }
 

@@ -259,7 +259,9 @@ where
                 held.into_iter().for_each(|held| self.contender.free(held));
                 self.record.freed(kept);
             } else if !self.contender.wait() {
-                return Err(Error::Bench(format!("an allocation of {len} bytes does not fit into an empty pool")));
+                return Err(Error::Bench(format!(
+                    "an allocation of {len} bytes does not fit into an empty pool"
+                )));
             }
         }
     }

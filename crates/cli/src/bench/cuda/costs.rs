@@ -89,7 +89,10 @@ pub(super) fn attach(
     // As much as the disk would have room for, were it written.
     let far = FAR.min(limits::disk_free(dir)? / 2 / FAR_STEP * FAR_STEP);
     if far == 0 {
-        tracing::warn!("attach_s not measured: not enough free space in {}", dir.display());
+        tracing::warn!(
+            "attach_s not measured: not enough free space in {}",
+            dir.display()
+        );
         report.case_done("attach");
         return Ok(());
     }

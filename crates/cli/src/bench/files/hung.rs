@@ -77,7 +77,9 @@ fn run(
         })?;
         // Where the stage hangs, its time-out ends the put; a slow one stores it.
         if done(&hung.put, "stored").is_ok() {
-            return Err(Error::Bench(format!("{stage} responded, but must hang for this benchmark")));
+            return Err(Error::Bench(format!(
+                "{stage} responded, but must hang for this benchmark"
+            )));
         }
         let mut slowest = slowest.each_ref().map(|each| each.iter().copied());
         let slowest = Rounds::run(rounds, 1, &report.interrupt, |contender| {

@@ -243,7 +243,12 @@ impl Plan {
         let needed = 4 * self.batch as u64 + (256 << 20);
         let memory = limits::memory_allowed()?;
         if needed > memory / 4 * 3 {
-            return refuse(needed, memory, "into memory together with --batch".into(), "");
+            return refuse(
+                needed,
+                memory,
+                "into memory together with --batch".into(),
+                "",
+            );
         }
         Ok(())
     }

@@ -92,7 +92,11 @@ impl Plan {
         }
         if self.cells.is_empty() {
             let value = format!("{:?} and {:?}", args.counts, args.sizes);
-            return refuse("--blocks, --block", value, "block counts and sizes with at most 1 GiB per call");
+            return refuse(
+                "--blocks, --block",
+                value,
+                "block counts and sizes with at most 1 GiB per call",
+            );
         }
         Ok(())
     }

@@ -92,7 +92,9 @@ impl OneFile {
         let taken = begun.elapsed().as_secs_f64();
         match restored.whole {
             true => Ok(taken),
-            false => Err(Error::Bench("a session file fails checksum verification".into())),
+            false => Err(Error::Bench(
+                "a session file fails checksum verification".into(),
+            )),
         }
     }
 }

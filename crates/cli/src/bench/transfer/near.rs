@@ -193,7 +193,9 @@ impl Streams {
         self.give(&self.sockets[0], there as u64, &scratch, 0..bytes)?;
         match memory.slice(here, bytes)?.to_vec() == scratch.to_vec() {
             true => Ok(()),
-            false => Err(Error::Bench("the transferred bytes differ from the source".into())),
+            false => Err(Error::Bench(
+                "the transferred bytes differ from the source".into(),
+            )),
         }
     }
 

@@ -136,7 +136,11 @@ impl Plan {
             return Err(Error::Usage {
                 field: "--metric",
                 value: self.metrics.join(", "),
-                allowed: format!("one of {} with --where {}", only.join(", "), self.place.word()),
+                allowed: format!(
+                    "one of {} with --where {}",
+                    only.join(", "),
+                    self.place.word()
+                ),
             });
         }
         if self.rounds == 0 {

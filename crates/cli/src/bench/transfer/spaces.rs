@@ -133,7 +133,9 @@ fn said(args: &[&str]) -> Result<String, Error> {
     // Ctrl-C is for this process, which cleans up.
     let ran = Command::new("ip").args(args).process_group(0).output();
     let ran = ran.map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => refused("the command ip is not installed (Debian: iproute2)"),
+        std::io::ErrorKind::NotFound => {
+            refused("the command ip is not installed (Debian: iproute2)")
+        }
         _ => Error::io("ip")(error),
     })?;
     if !ran.status.success() {

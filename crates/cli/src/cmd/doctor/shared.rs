@@ -52,7 +52,8 @@ pub(super) fn objects(set: impl Fn(&str) -> bool) -> Check {
             Some(name) => Check::advice("S3", "incomplete credentials", format!("set {name}")),
         };
     }
-    let none = "no credentials in the environment; set s3.credentials, or use the role of the instance";
+    let none =
+        "no credentials in the environment; set s3.credentials, or use the role of the instance";
     Check::ok("S3", none)
 }
 

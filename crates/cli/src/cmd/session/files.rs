@@ -126,7 +126,11 @@ fn chosen(
 ) -> Result<Vec<OpenedFile>, Error> {
     // A script's variable that is empty names no session, and not the only one.
     if digits.is_some_and(str::is_empty) {
-        return Err(refused("SESSION", "an empty ID".into(), "a session ID, or a unique prefix of it"));
+        return Err(refused(
+            "SESSION",
+            "an empty ID".into(),
+            "a session ID, or a unique prefix of it",
+        ));
     }
     if !path.is_dir() {
         if !is_session_file(path) {

@@ -82,11 +82,7 @@ fn tokens_of(path: &Path) -> Result<Vec<u32>, Error> {
 fn row_bytes(file: &File, args: &Saved, tokens: usize) -> Result<u64, Error> {
     let about = file.metadata().map_err(Error::io(&args.rows))?;
     if !about.is_file() {
-        return Err(usage(
-            "--rows",
-            args.rows.display(),
-            "a regular file",
-        ));
+        return Err(usage("--rows", args.rows.display(), "a regular file"));
     }
     let (len, count) = (about.len(), tokens as u64);
     let each = args.row_bytes.unwrap_or(len / count);
@@ -104,7 +100,10 @@ fn objects_of(given: &[String]) -> Result<Vec<(String, Buffer)>, Error> {
     let each = given.iter().map(|given| {
         let named = given.split_once('=').filter(|(name, _)| !name.is_empty());
         let (name, path) = named.ok_or_else(|| usage("--object", given, "NAME=FILE"))?;
-        Ok((name.to_owned(), Buffer::from_vec(read("--object", Path::new(path))?)))
+        Ok((
+            name.to_owned(),
+            Buffer::from_vec(read("--object", Path::new(path))?),
+        ))
     });
     each.collect()
 }
@@ -143,7 +142,11 @@ pub(super) fn save(
     let tokens = tokens_of(&args.tokens)?;
     let file = File::open(&args.rows).map_err(Error::unreadable("--rows", &args.rows))?;
     let row = row_bytes(&file, args, tokens.len())?;
-    let text = args.text.as_deref().map(|path| read("--text", path)).transpose()?;
+    let text = args
+        .text
+        .as_deref()
+        .map(|path| read("--text", path))
+        .transpose()?;
     let context = args.context_tokens.unwrap_or(0);
     let context_tokens = u32::try_from(context)
         .map_err(|_| usage("--context-tokens", context, "at most 4294967295"))?;
@@ -322,7 +325,8 @@ fn check_names(found: &Found, folder: &Path) -> Result<(), Error> {
     };
     if let Some(one) = found.objects.iter().find(|one| !is_plain(&one.name)) {
         let value = format!("a directory for the object {:?}", one.name);
-        let allowed = "objects whose names are file names; omit the option to restore without objects";
+        let allowed =
+            "objects whose names are file names; omit the option to restore without objects";
         return Err(usage("--objects", value, allowed));
     }
     let mut paths = found.objects.iter().map(|one| folder.join(&one.name));
@@ -364,7 +368,11 @@ fn wanted<'a>(args: &Restored, all: &'a [Sessions]) -> Result<Vec<(&'a Sessions,
     }
     found.sort_by_key(|(_, one)| std::cmp::Reverse(one.tokens.len()));
     match found.is_empty() {
-        true => Err(SessionError::Unknown(format!("whose tokens are a prefix of {}", path.display())).into()),
+        true => Err(SessionError::Unknown(format!(
+            "whose tokens are a prefix of {}",
+            path.display()
+        ))
+        .into()),
         false => Ok(found),
     }
 }

@@ -555,7 +555,7 @@ fn what_is_missing_is_named() {
         ..with.clone()
     });
     assert!(
-        message.contains("3FS (fuse.hf3fs) that has /proc"),
+        message.contains("3FS mount (fuse.hf3fs) of /proc"),
         "{message}"
     );
     let message = refusal(UsrbioConfig {

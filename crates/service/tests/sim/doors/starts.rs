@@ -32,7 +32,9 @@ impl World {
         self.alone(|| answer = kvdepot_service::start(&config).map(drop));
         let no_room = |error: &Error| {
             let text = error.to_string();
-            self.room.get().is_some() && text.contains("capacity: ") && text.contains("the free space of")
+            self.room.get().is_some()
+                && text.contains("capacity: ")
+                && text.contains("the free space of")
         };
         match answer {
             Err(error) if kind > 0 && no_room(&error) => self.fault("no room on disk"),

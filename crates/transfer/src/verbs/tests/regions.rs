@@ -105,8 +105,5 @@ fn the_port_that_is_active_is_chosen_and_others_are_refused_by_their_state() {
     }
     let error = Device::open_by(Arc::new(double::functions()), "mlx5_0");
     let error = error.map(drop).unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "no RDMA device mlx5_0; available: double0, double1"
-    );
+    assert_eq!(error, "no RDMA device mlx5_0; available: double0, double1");
 }
