@@ -342,8 +342,8 @@ class ReadOnly:
 @pytest.mark.parametrize(
     ("buffers", "words"),
     [
-        ([bytes(10)], ["buffers", "1 for 2 keys", "one buffer per key"]),
-        ([bytes(10)] * 3, ["buffers", "3 for 2 keys"]),
+        ([bytes(10)], ["buffers", "1 buffers for 2 keys", "one buffer per key"]),
+        ([bytes(10)] * 3, ["buffers", "3 buffers for 2 keys"]),
         ([bytes(10), b""], ["buffers[1]", "0 bytes"]),
         ([bytes(10), "text"], ["buffers[1]", "str object", "buffer protocol"]),
         ([bytes(10), 7], ["buffers[1]", "int object"]),

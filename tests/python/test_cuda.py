@@ -200,7 +200,7 @@ for pipeline, settings in pipelines.items():
         below = refused(lambda: kvdepot.Spans([array], [[0]], stream=-1))
         assert below.startswith("stream: -1 is not allowed"), below
         assert "ranges[0]" in refused(lambda: kvdepot.Spans([array], [[0]], device=0))
-        assert "ids from 0" in refused(lambda: ns.put(keys[:1], spans(source, [[-1, 2]])))
+        assert "ids of 0 or more" in refused(lambda: ns.put(keys[:1], spans(source, [[-1, 2]])))
 """
 
 # Two hosts, each of which has some of the blocks: by calls, and by a worker's mover.

@@ -128,7 +128,7 @@ def test_a_device_grows(depot: kvdepot.Depot, devices: list[Path]) -> None:
         ),
         (
             lambda d: d.grow_device("x", "1MiB"),
-            r"^path: x is not allowed; .*: a device of this depot",
+            r"^path: x is not allowed; .*: one of the devices of this depot",
         ),
     ],
 )

@@ -323,7 +323,7 @@ def test_lengths_must_fit(ns: kvdepot.Namespace, mover: kvdepot.Mover, keys: Key
     held = placements(ns.pin(names))
     with pytest.raises(kvdepot.InputError, match="1000 bytes"):
         mover.load(held, [bytearray(999)])
-    with pytest.raises(kvdepot.InputError, match="2 for 1 keys"):
+    with pytest.raises(kvdepot.InputError, match="2 buffers for 1 keys"):
         mover.load(held, [bytearray(1000), bytearray(1000)])
     with pytest.raises(kvdepot.InputError, match="read-only"):
         mover.load(held, [bytes(1000)])

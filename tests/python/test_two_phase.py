@@ -115,7 +115,7 @@ def test_parts_of_several_ranks(ns: kvdepot.Namespace, mover: kvdepot.Mover, key
         for index, checksum in enumerate(job.checksums):
             assert checksum is not None
             sums[index].append(checksum)
-    with pytest.raises(kvdepot.InputError, match=r"checksums\[1\].*one a part, 2"):
+    with pytest.raises(kvdepot.InputError, match=r"checksums\[1\].*one checksum per part, 2"):
         ns.commit([one for one in reserved if one], [sums[0], sums[1][:1]])
     assert ns.commit([one for one in reserved if one], sums) == [True, True]
     pin = ns.pin(names[:1])[0]
@@ -271,8 +271,8 @@ def test_strangers_are_refused(depots: Any, keys: Keys, tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("checksums", "match"),
     [
-        ([], "0 for 1 reservations"),
-        ([[bytes(16)]] * 2, "2 for 1 reservations"),
+        ([], "0 lists for 1 reservations"),
+        ([[bytes(16)]] * 2, "2 lists for 1 reservations"),
         ([[bytes(15)]], r"checksums\[0\]\[0\].* a checksum \(16 bytes\)"),
         ([[1]], r"checksums\[0\]\[0\]: 1 is not allowed; allowed: a checksum"),
         ([1], r"checksums\[0\]: 1 is not allowed; allowed: a list"),

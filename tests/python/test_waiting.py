@@ -35,7 +35,7 @@ def test_a_timeout_changes_nothing(ns: kvdepot.Namespace, pending: Any) -> None:
             assert isinstance(caught.value, kvdepot.Error)
     assert not task.done
     assert task.errors == ["pending"]
-    assert "under way" in repr(task)
+    assert "in progress" in repr(task)
     ns.abort([held])
     # The put takes over from the writer that gave up.
     assert task.wait(30) == [True]

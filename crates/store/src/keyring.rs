@@ -216,10 +216,14 @@ mod tests {
             (format!("- {good}"), 0o640, "0640"),
             (format!("- {good}"), 0o604, "0604"),
             (String::new(), 0o600, "a file with at least one key"),
-            (format!("- {short}"), 0o600, "line 1 is none"),
-            (format!("- {good}\na {short}g"), 0o600, "line 2 is none"),
-            (good.clone(), 0o600, "line 1 is none"),
-            (format!("a {good}\na {good}"), 0o600, "line 2 has a second"),
+            (format!("- {short}"), 0o600, "line 1 is not valid"),
+            (
+                format!("- {good}\na {short}g"),
+                0o600,
+                "line 2 is not valid",
+            ),
+            (good.clone(), 0o600, "line 1 is not valid"),
+            (format!("a {good}\na {good}"), 0o600, "line 2 repeats"),
         ] {
             let refused = read(&text, mode).unwrap_err().to_string();
             let shows = refused.contains(&good) || refused.contains(&short);

@@ -569,7 +569,11 @@ mod tests {
         let asked = with("always advise [never]\n", "HugePages_Total:      12\n", 4);
         let resident = "used for the staging buffer, and for a Cache that is allocated at startup";
         assert!(asked.value.contains(resident), "{}", asked.value);
-        assert!(asked.value.contains("12 pages are kept"), "{}", asked.value);
+        assert!(
+            asked.value.contains("12 pages are reserved"),
+            "{}",
+            asked.value
+        );
         let denied = with("always advise never [deny]\n", "", 0);
         assert_eq!(denied.status, "advice");
         assert!(denied.hint.unwrap().contains("echo advise > "));

@@ -232,7 +232,7 @@ fn bench_files_measures_hits_before_a_3fs_that_hangs_and_no_other() {
     let (mut command, _) = over_3fs(&home, &args);
     let ran = Ran::of(command.output().unwrap());
     assert!(
-        ran.status != 0 && ran.stderr.contains("Ds3fs answers"),
+        ran.status != 0 && ran.stderr.contains("Ds3fs responded"),
         "{}",
         ran.stderr
     );

@@ -69,7 +69,7 @@ fn bench_session_refuses_what_it_cannot_measure() {
         ("--bytes", "1000", "whole MiB"),
         ("--bytes", "64TiB", "needed"),
         ("--rounds", "0", "1 or more"),
-        ("--sessions", "0", "from 1"),
+        ("--sessions", "0", "1 or more"),
     ] {
         let ran = home.run(&["bench", "session", option, value]);
         assert_eq!(ran.status, 2, "{option} {value}");

@@ -30,7 +30,7 @@ fn namespaces_in_quarantine_are_listed_and_released() {
         lines[1..],
         [
             format!("{ONE}  2000-02-28 23:59:59Z  vllm    a block differs"),
-            format!("{TWO}  -                     -       not known"),
+            format!("{TWO}  -                     -       unknown"),
         ]
     );
 

@@ -340,9 +340,12 @@ fn a_live_depot_is_listed_described_and_cleared_by_digest() {
     assert!(blocks.iter().all(|block| block["length"] == 5000));
     // What is cut is said to be.
     for (args, says) in [
-        (&["--limit", "1"][..], "1 of 2 namespaces: --limit"),
+        (&["--limit", "1"][..], "1 of 2 namespaces shown (--limit)"),
         (&["--limit", "2"], ""),
-        (&["--blocks", "--limit", "7"], "7 of 23 blocks: --limit"),
+        (
+            &["--blocks", "--limit", "7"],
+            "7 of 23 blocks shown (--limit)",
+        ),
         (&["--blocks", "--limit", "23"], ""),
     ] {
         let ran = home.run(&[&["ls", at.as_str()], args].concat());
@@ -420,7 +423,7 @@ fn an_arena_in_memory_is_said_to_be_gone_at_the_next_boot() {
         assert_eq!(service.end(), 0);
         let mut text = String::new();
         stderr.read_to_string(&mut text).unwrap();
-        assert_eq!(text.contains("does not survive a reboot"), says, "{text}");
+        assert_eq!(text.contains("it is lost at a reboot"), says, "{text}");
     }
 }
 

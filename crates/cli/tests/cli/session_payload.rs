@@ -100,7 +100,7 @@ fn a_state_goes_in_and_comes_back() {
     assert_eq!(second["cached_tokens"], 192);
     let said = save(&home, 300, 9001, &[]).stdout;
     assert!(
-        said.contains("300 tokens (300 tokens there before)"),
+        said.contains("300 tokens (300 tokens already stored)"),
         "{said}"
     );
 
@@ -200,7 +200,7 @@ fn what_rots_is_no_state_and_the_next_best_is() {
         "--json",
     ];
     let back = session(&home, "restore", &by);
-    assert!(back.stderr.contains("not whole"), "{}", back.stderr);
+    assert!(back.stderr.contains("incomplete"), "{}", back.stderr);
     assert_eq!(one(&back)["session"], short["session"]);
     assert!(fs::read(&out).unwrap() == rows_of(128, 127));
     fs::remove_file(&out).unwrap();

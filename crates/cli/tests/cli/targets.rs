@@ -246,7 +246,7 @@ fn a_depot_is_named_by_its_directory_in_each_command_about_sessions() {
     assert_eq!(lines[0][..4], ["SESSION", "MODEL", "DTYPE", "TOKENS"]);
     assert_eq!(lines[1][..4], [&id[..16], "m", "f16", "4"]);
     assert!(run(&["show", kv, &id[..9]]).stdout.contains("m, f16"));
-    assert!(run(&["verify", kv]).stdout.contains("whole"));
+    assert!(run(&["verify", kv]).stdout.contains("complete"));
     let copy = all.home.path("copy.kvs");
     let copy = copy.to_str().unwrap();
     run(&["export", kv, &id, copy]);

@@ -13,6 +13,7 @@ mod pages;
 mod real_time;
 mod rooms;
 mod tree;
+mod words;
 
 use std::path::Path;
 

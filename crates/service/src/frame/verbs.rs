@@ -108,95 +108,95 @@ macro_rules! frames {
 
 // Calls, then tasks from the client, calls that may take long, and tasks from the owner.
 frames! {
-    /// Names a namespace: what it is for people, and its salt, which picks its key.
+    /// Describes a namespace, and its salt, which selects its MAC key.
     1 Namespace<'a> {
         namespace: NamespaceId, description: &'a str, salted: bool, salt: &'a str
     } => ();
-    /// Which of the keys are there.
+    /// Returns which keys have blocks.
     2 Contains<'a> { namespace: NamespaceId, keys: Keys<'a> } => Marks<'b>;
-    /// How many of the keys are there, from the first on.
+    /// Returns the number of consecutive keys with blocks, from the first key.
     3 Prefix<'a> { namespace: NamespaceId, keys: Keys<'a> } => u64;
-    /// The nearest tier of each key.
+    /// Returns the uppermost tier that has each key.
     4 Nearest<'a> { namespace: NamespaceId, keys: Keys<'a> } => Marks<'b>;
-    /// Pins blocks, with `prefix` up to the first that is not there.
+    /// Pins blocks; with `prefix` only up to the first miss.
     5 Pin<'a> { namespace: NamespaceId, prefix: bool, keys: Keys<'a> } => Grant<'b>;
-    /// Ends pins, whose bytes were used or not.
+    /// Releases pins; `served` if their bytes were used.
     6 Unpin<'a> { served: bool, names: Rows<'a, NameRow> };
-    /// Unpublishes pinned blocks that do not verify: how many.
+    /// Removes pinned corrupt blocks, and returns their number.
     7 Discard<'a> { names: Rows<'a, NameRow> } => u64;
-    /// Reserves room for blocks that follow a block: the parts of each, each part's length.
+    /// Reserves space for blocks; parts per block, and the length of each part.
     8 Reserve<'a> {
         namespace: NamespaceId, after: Option<[u8; 32]>, no_room: u8, keys: Keys<'a>,
         parts: Rows<'a, U32>, lens: Rows<'a, U64>
     } => Grant<'b>;
-    /// Publishes reservations: the checksums of each, and each checksum. Which are published.
+    /// Publishes reservations; parts per block, and their checksums. Returns which are published.
     9 Commit<'a> {
         names: Rows<'a, NameRow>, parts: Rows<'a, U32>, checksums: Rows<'a, [u8; 16]>
     } => Marks<'b>;
-    /// Ends reservations.
+    /// Releases reservations.
     10 Abort<'a> { names: Rows<'a, NameRow> };
-    /// Removes blocks: how many.
+    /// Removes blocks, and returns their number.
     11 Remove<'a> { namespace: NamespaceId, keys: Keys<'a> } => u64;
-    /// Removes all blocks of a namespace: how many.
+    /// Removes all blocks of a namespace, and returns their number.
     12 Clear { namespace: NamespaceId } => u64;
-    /// The statistics.
+    /// Returns the statistics.
     14 Stats {} => Json<kvdepot_store::Stats>;
-    /// Waits so long for the write-back queue: whether it is empty.
+    /// Waits `millis` milliseconds for the write-back queue, and returns whether it is empty.
     15 Drain { millis: u64 } => bool;
-    /// What the depot is.
+    /// Returns the description of the depot.
     16 About {} => Json<kvdepot_store::About>;
-    /// A page of namespaces, behind one of them.
+    /// Returns a page of namespaces after a namespace.
     17 Namespaces { after: Option<NamespaceId> } => Vec<Usage>;
-    /// A page of a namespace's blocks, from a cursor on.
+    /// Returns a page of a namespace's blocks from a cursor.
     18 Blocks { namespace: NamespaceId, from: Option<[u8; 20]>, limit: u64 } => Page<'b>;
-    /// What has left since this was last asked.
+    /// Returns the blocks that were removed since the last such request.
     19 Gone { limit: u64 } => Left<'b>;
-    /// Has blocks kept and evicted as one, with those of the client's group of this number.
+    /// Adds blocks to the client's group with this number; a group is evicted as a whole.
     20 Group<'a> { number: u64, namespace: NamespaceId, class: Class, keys: Keys<'a> } => ();
-    /// Ends a group.
+    /// Deletes a group.
     21 Dissolve { number: u64 };
-    /// The bytes of each key's block where puts are acknowledged, and one more; 0 for none.
+    /// Returns each block's size plus 1 in the acknowledging tier; 0 without a block.
     22 Acknowledged<'a> { namespace: NamespaceId, keys: Keys<'a> } => Rows<'b, U64>;
 
-    /// Stores blocks of these lengths that follow a block, as a task.
+    /// Stores blocks of these lengths after the block `after`, as a task.
     32 Put<'a> {
         namespace: NamespaceId, after: Option<[u8; 32]>, keys: Keys<'a>, lens: Rows<'a, U64>
     };
-    /// Brings blocks of these lengths, as a task.
+    /// Loads blocks of these lengths, as a task.
     33 Get<'a> { namespace: NamespaceId, prefix: bool, keys: Keys<'a>, lens: Rows<'a, U64> };
-    /// What became of the blocks of the `Move` with this number.
+    /// Reports the outcomes of the blocks of the `Move` with this number.
     34 Moved<'a> { moved: Rows<'a, MovedRow> };
-    /// The client's lanes have stopped for good: nothing of it is held any more.
+    /// Disconnects: the client's copy threads have stopped; its pins and reservations end.
     35 Goodbye {} => ();
-    /// Brings blocks to the near tier, as a task.
+    /// Promotes blocks into the first tier, as a task.
     41 Prefetch<'a> { namespace: NamespaceId, keys: Keys<'a> };
-    /// The lanes of the connections that this one follows have stopped.
+    /// Reports that the copy threads of the previous connections have stopped.
     42 Quiet {};
-    /// Asks which of the keys are there, as a task.
+    /// Looks up keys, as a task.
     44 Lookup<'a> { namespace: NamespaceId, keys: Keys<'a> };
-    /// Says at once that it is there.
+    /// Heartbeat; the response is immediate.
     43 Ping {} => ();
 
-    /// The devices.
+    /// Returns the devices.
     36 Devices {} => Json<Vec<DeviceStats>>;
     /// Adds a device.
     37 AddDevice<'a> { path: &'a str, capacity: Option<u64> } => Json<Opening>;
-    /// Moves a device's blocks away, to others or out of the depot.
+    /// Drains a device: moves its blocks to other devices, or evicts them.
     38 DrainDevice<'a> { path: &'a str, to_others: bool, patience_ms: u64 } => Json<Drained>;
     /// Removes a device.
     39 RemoveDevice<'a> { path: &'a str, force: bool, patience_ms: u64 } => ();
-    /// Gives a device more room.
+    /// Enlarges a device.
     40 GrowDevice<'a> { path: &'a str, capacity: u64 } => ();
 
-    /// Move these blocks of a task, some of which lie in files.
+    /// Copy these blocks of a task; some are in files.
     48 Move<'a> { task: u64, blocks: Rows<'a, MoveRow>, files: Files<'a> };
-    /// A step of the task with this number: keys with their outcomes, and how many are released.
+    /// Progress of the task with this number: outcomes of keys, and the number released.
     49 Step<'a> { released: u32, settled: Rows<'a, SettledRow> };
-    /// The task with this number was refused.
+    /// The task with this number was rejected.
     50 Refused { error: Refusal };
-    /// The owner closes: no new tasks.
+    /// The server is closing and accepts no new tasks.
     51 Closing {};
-    /// The medium of this number is the owner's no more.
+    /// The server has released the medium with this number.
     52 Removed {};
 }
 

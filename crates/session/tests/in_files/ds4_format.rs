@@ -231,7 +231,7 @@ fn lengths_beyond_the_file_are_refused_with_what_is_left() {
     let empty = parse(&mut Cursor::new([])).unwrap_err().to_string();
     assert_eq!(
         empty,
-        "ds4 file: file length: 0 is not allowed; allowed: 52 or more"
+        "ds4 file: file length: 0 is not allowed; allowed: 52 bytes or more"
     );
 }
 
@@ -265,7 +265,7 @@ fn row_counts_that_are_not_the_tokens_are_refused() {
     let error = Layout::read(&mut reader, &parts).unwrap_err().to_string();
     assert_eq!(
         error,
-        "ds4 file: rows of a layer: 74 is not allowed; allowed: 75, as 300 tokens make"
+        "ds4 file: rows of a layer: 74 is not allowed; allowed: 75, the number for 300 tokens"
     );
 }
 

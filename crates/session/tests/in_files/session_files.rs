@@ -318,7 +318,7 @@ fn files_are_copied_in_and_out() {
     patient.write(5000, &[byte ^ 1]);
     let third = tempfile::tempdir().unwrap();
     let refused = open(third.path()).import(&out).unwrap_err().to_string();
-    assert!(refused.contains("does not verify"), "{refused}");
+    assert!(refused.contains("fails checksum verification"), "{refused}");
     let copy = third.path().join("copy");
     let mover = mover(true, Durability::Process);
     assert!(

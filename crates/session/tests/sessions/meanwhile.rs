@@ -272,7 +272,7 @@ fn a_file_is_held_against_what_it_says_of_its_parts() {
     std::fs::write(&file, forged(&whole, whole.len() - 33)).unwrap();
     let empty = of_files(home.path());
     let refused = import(&empty, &file).unwrap_err().to_string();
-    assert!(refused.contains("other bytes"), "{refused}");
+    assert!(refused.contains("an object fails"), "{refused}");
     assert!(empty.list().is_empty());
 }
 

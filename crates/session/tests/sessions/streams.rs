@@ -145,7 +145,7 @@ fn a_stream_says_what_it_does_not_take_and_goes_on() {
     for (count, len, reason) in [
         (0, 1, "tokens"),
         (1, 0, "rows"),
-        (5, 501, "4 that the piece"),
+        (5, 501, "only 4 of the tokens"),
     ] {
         let refused = stream
             .append(&text[60..60 + count], &some(len))

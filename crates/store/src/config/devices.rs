@@ -149,7 +149,10 @@ mod tests {
         let list = json!([{"path": "/a"}]);
         for (name, value) in [("path", json!("/b")), ("capacity", json!("1GiB"))] {
             let error = open(json!({ "devices": list, name: value })).unwrap_err();
-            assert!(error.contains(&format!("instead of dax.{name}")), "{error}");
+            assert!(
+                error.contains(&format!("this list or dax.{name}")),
+                "{error}"
+            );
         }
     }
 }

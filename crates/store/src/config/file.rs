@@ -148,9 +148,9 @@ mod tests {
             Config::from_file(&path).map_err(|error| error.to_string())
         };
         for (text, says) in [
-            ("", "without any"),
-            ("# dax:\n", "without any"),
-            ("null", "without any"),
+            ("", "an empty file"),
+            ("# dax:\n", "an empty file"),
+            ("null", "an empty file"),
             ("lanes: 1\nlanes: 2\n", "\"lanes\""),
             (
                 "cache:\n  capacity: 1MiB\n  capacity: 2MiB\n",
@@ -164,7 +164,7 @@ mod tests {
             ("- lanes", "a list is not allowed; allowed: a YAML mapping"),
             (
                 "some words",
-                "a plain value is not allowed; allowed: a YAML mapping",
+                "a scalar is not allowed; allowed: a YAML mapping",
             ),
         ] {
             let error = read(text).unwrap_err();

@@ -125,13 +125,13 @@ fn what_cannot_be_done_as_it_says_is_refused_by_name() {
     let with = |more: &str| connector(&format!("{{{base}, {more}}}"));
     for (text, says) in [
         (with("strem_number: 3"), "did you mean \"stream_number\"?"),
-        (with("stream_number: 0"), "a whole number from 1"),
+        (with("stream_number: 0"), "a whole number, 1 or more"),
         (with("io_direct: maybe"), "io_direct"),
         (with("use_gdr: true"), "use_gdr"),
         (with("buffer_size: much"), "buffer_size"),
         (
             with("buffer_size: 1GiB, cache_buffer_capacity_gb: 1"),
-            "buffer_size or cache_buffer_capacity_gb",
+            "either buffer_size or cache_buffer_capacity_gb",
         ),
         (
             with("io_direct: true, use_direct: true"),
