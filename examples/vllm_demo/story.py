@@ -47,7 +47,7 @@ class Question:
 
 
 QUESTIONS = (
-    Question("What happens when the disk is full?", "removes old blocks"),
+    Question("What happens when the disk is full?", "old blocks"),
     Question("Where does kvdepot store the blocks?", "tiers"),
     Question("What stays when the server is killed?", "blocks on disk stay"),
     Question("Can two servers share one depot?", "Yes"),

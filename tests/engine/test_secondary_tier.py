@@ -439,11 +439,11 @@ def test_a_reset_keeps_or_removes_what_it_is_told_to(
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"pipeline": None}, "pipeline: has to be given in secondary_tiers"),
+        ({"pipeline": None}, "pipeline: required in secondary_tiers"),
         ({"pipeline": "Tape"}, r"pipeline: .*Tape"),
         ({"posix": {"path": "/x", "capacty": 1}}, "posix.capacty: .*capacity"),
         ({"posix": {"path": "/x", "capacity": "much"}}, r"posix.capacity: .*much"),
-        ({"weights": None}, r"weights: has to be given .*KvdepotTieringConnector"),
+        ({"weights": None}, r"weights: required in secondary_tiers .*KvdepotTieringConnector"),
         ({"weights": " "}, r"weights: ' ' is not allowed; it must be a text that is not empty"),
         ({"on_reset": "no"}, r"on_reset: 'no' is not allowed; .*'verify' .*, 'epoch' or 'clear'"),
         ({"locality": "HERE"}, r"locality: 'HERE' is not allowed; .*'LOCAL', 'REMOTE'"),

@@ -88,7 +88,7 @@ def test_any_bytes_are_read_or_refused(model_files: Callable[..., Path], seed: i
             changed[draw.randrange(len(changed))] = draw.randrange(256)
         with contextlib.suppress(ValueError):
             gguf.read(bytes(changed[: draw.randrange(len(changed))]))
-    with pytest.raises(ValueError, match="no GGUF"):
+    with pytest.raises(ValueError, match="GGUF"):
         gguf.read(b"")
 
 

@@ -223,7 +223,7 @@ def test_placements_of_an_owner_that_is_gone(depots: Any, keys: Keys) -> None:
         assert job.results == [False, True]
         assert job.corrupt == [False, False], "nothing is known about its bytes"
         assert job.error is not None
-        assert "another owner" in job.error
+        assert "another depot" in job.error
         assert mover.locate(stale) == [None]
         assert mover.verify(stale).results == [False]
 

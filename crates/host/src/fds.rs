@@ -202,7 +202,7 @@ pub fn recv(socket: &UnixStream, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd
         return Err(Error::Malformed {
             what: "the peer's message".to_owned(),
             value: format!("truncated after {} descriptors", fds.len()),
-            expected: "at most 33 descriptors (and enough free descriptors in this process)",
+            expected: "at most 49 descriptors (and enough free descriptors in this process)",
         });
     }
     Ok((message.bytes, fds))

@@ -410,7 +410,7 @@ fn an_arena_on_a_disk_logs_who_carries_its_bytes() {
     assert_eq!(put(&namespace(&depot), &[1], LEN), [true]);
     depot.close();
     let lines = lines_with(dir.path().to_str().unwrap());
-    let said = |line: &String| line.contains("way=") && line.contains(" by ");
+    let said = |line: &String| line.contains("way=") && line.contains(" with ");
     assert!(lines.iter().any(said), "{lines:?}");
 }
 

@@ -578,6 +578,6 @@ mod tests {
         assert_eq!(denied.status, "advice");
         assert!(denied.hint.unwrap().contains("echo advise > "));
         let pieces = with("always [advise] never\n", "", 0);
-        assert!(pieces.hint.unwrap().contains("in pieces"));
+        assert!(pieces.hint.unwrap().contains("fragmented"));
     }
 }

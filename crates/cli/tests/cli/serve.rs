@@ -374,11 +374,11 @@ fn a_live_depot_is_listed_described_and_cleared_by_digest() {
     let arena = path.to_str().unwrap();
     let key = key(1).to_string();
     let ran = home.run(&["rm", arena, "--key", &key]);
-    let says = format!("removed 1 block, 300 B, of {at}\n");
+    let says = format!("removed 1 block, 300 B, from {at}\n");
     assert_eq!((ran.status, ran.stdout), (0, says));
     let left = client.namespace(&spec("b")).unwrap().blocks().unwrap();
     assert_eq!(left.len(), 2);
-    let help = format!("hint: {at} asks");
+    let help = format!("hint: {at} queries");
     for (args, says) in [
         (&["verify", &at][..], "allowed: an arena"),
         (&["rm", &at], "allowed: an arena"),

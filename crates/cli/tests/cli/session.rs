@@ -187,7 +187,7 @@ fn sessions_that_are_files_need_no_depot() {
         let refused = run(&["rm", place, ""]);
         assert_eq!(refused.status, 2);
         assert!(
-            refused.stderr.contains("SESSION: nothing"),
+            refused.stderr.contains("SESSION: an empty ID"),
             "{}",
             refused.stderr
         );
@@ -210,7 +210,7 @@ fn sessions_that_are_files_need_no_depot() {
     );
     let copied = run(&["import", "./more", named.to_str().unwrap()]);
     assert!(
-        copied.stderr.contains(&format!("{id}.kvs: it does not")),
+        copied.stderr.contains(&format!("{id}.kvs: it fails")),
         "{}",
         copied.stderr
     );

@@ -458,7 +458,7 @@ fn a_worker_refuses_a_placement_of_an_earlier_owner() {
                 Ok(job) => {
                     assert!(job.wait(Some(PATIENCE)));
                     assert_eq!(job.checksums(), [None], "version {version}");
-                    assert!(job.error().unwrap().contains("another owner"));
+                    assert!(job.error().unwrap().contains("another depot"));
                 }
                 Err(error) => assert!(error.to_string().contains("placements"), "{error}"),
             }

@@ -480,7 +480,7 @@ fn a_client_whose_process_the_owner_cannot_see_is_told_what_to_share() {
     for _ in 0..20 {
         let refused = kvdepot_service::connect(&place.socket(), Some(1)).err();
         let text = refused.unwrap().to_string();
-        for said in ["refused", "shareProcessNamespace", "hostPID"] {
+        for said in ["rejected", "shareProcessNamespace", "hostPID"] {
             assert!(text.contains(said), "{text}");
         }
     }

@@ -193,7 +193,7 @@ fn what_others_left_is_not_taken(device: &Device) {
         (1080, b"\x53\xef", "ext2, ext3 or ext4"),
         (510, b"\x55\xaa", "MBR"),
         (65_600, b"_BHRfS_M", "Btrfs"),
-        (64 * MIB + 64, b"_BHRfS_M", "64 MiB (Btrfs"),
+        (64 * MIB + 64, b"_BHRfS_M", "64 MiB (possibly Btrfs"),
         (4 * MIB, b"SKUL", "LUKS"),
         (len - 512, b"EFI PART", "backup of a GPT"),
         (len - MIB, b"x", "1 MiB before its end"),

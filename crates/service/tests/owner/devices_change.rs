@@ -377,7 +377,7 @@ fn what_cannot_be_a_device_is_refused_and_left_alone() {
         (
             "short",
             vec![0; 4096],
-            &["it has 4 KiB: an arena needs", "256 KiB"],
+            &["it is too small (4 KiB): an arena needs", "256 KiB"],
         ),
         ("empty", Vec::new(), &["path", "a file that is not empty"]),
         (
@@ -445,7 +445,7 @@ fn a_device_that_failed_takes_no_writes_and_can_be_removed() {
     assert!(has(&ns, &kept, LEN));
     says(
         &depot.grow_device(&b, 2 << 20).unwrap_err(),
-        &["holds 0 bytes"],
+        &["has 0 bytes"],
     );
     // A touch of the record table says so.
     eventually("the failure", || {

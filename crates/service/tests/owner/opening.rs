@@ -36,7 +36,7 @@ fn nothing_is_made_beside_the_nodes_of_devices() {
             "{text}"
         );
         assert!(
-            text.contains("daxctl") && text.contains("elsewhere"),
+            text.contains("daxctl") && text.contains("outside /dev"),
             "{text}"
         );
         assert_eq!(
@@ -251,8 +251,8 @@ fn a_check_refuses_what_an_opening_does_and_makes_nothing() {
             json!({"socket": place.dir()}),
             "does not exist, or a socket",
         ),
-        (json!({"cache": {"capacity": "4096TiB"}}), "of memory"),
-        (json!({"staging_slab": "4096TiB"}), "of memory"),
+        (json!({"cache": {"capacity": "4096TiB"}}), "the memory"),
+        (json!({"staging_slab": "4096TiB"}), "memory"),
         (
             json!({"lanes": 3, "staging_slab": "320KiB"}),
             "staging_slab: 320 KiB is not allowed; allowed: at least 64KiB per region (6 staging_regions)",

@@ -186,7 +186,7 @@ fn a_process_attaches_a_bounded_number_of_times() {
         assert!(movers.len() <= 256);
     };
     assert!(
-        matches!(&error, Error::Peer { reason, .. } if reason.contains("256 of one")),
+        matches!(&error, Error::Peer { reason, .. } if reason.contains("256 of them")),
         "{error}"
     );
     movers.pop();

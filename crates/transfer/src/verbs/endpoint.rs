@@ -161,12 +161,12 @@ mod tests {
     fn what_makes_no_sense_is_refused_by_its_field() {
         let good = Endpoint::new(&numbers()).to_bytes();
         for (at, byte, says) in [
-            (0, 2, "version is 2"),
-            (2, 0, "MTU is 0"),
-            (2, 6, "MTU is 6"),
-            (3, 0, "link is 0"),
-            (7, 1, "queue pair is 16843267"),
-            (11, 1, "packet is"),
+            (0, 2, "version: 2"),
+            (2, 0, "MTU: 0"),
+            (2, 6, "MTU: 6"),
+            (3, 0, "link: 0"),
+            (7, 1, "queue pair: 16843267"),
+            (11, 1, "packet: "),
             (15, 9, "bytes behind"),
             (63, 9, "bytes behind"),
         ] {

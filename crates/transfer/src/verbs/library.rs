@@ -65,7 +65,7 @@ mod tests {
     fn a_library_that_is_not_there_or_not_the_one_is_named() {
         for (path, says) in [
             ("libkvdepot-no-such.so.1", "libkvdepot-no-such.so.1"),
-            ("libc.so.6", "no ibv_get_device_list"),
+            ("libc.so.6", "no function ibv_get_device_list"),
         ] {
             let error = functions(Path::new(path)).map_err(Error::Library);
             let error = error.unwrap_err().to_string();

@@ -562,7 +562,10 @@ fn what_is_missing_is_named() {
         streams: 0,
         ..with.clone()
     });
-    assert!(message.contains("stream_number is 0: 1 to 64"), "{message}");
+    assert!(
+        message.contains("stream_number: 0 is not allowed; allowed: 1 to 64"),
+        "{message}"
+    );
     mounted.say("double_refuse", 4);
     assert!(refusal(with).contains("hf3fs_iorcreate4"));
     mounted.say("double_refuse", 0);

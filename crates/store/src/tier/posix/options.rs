@@ -13,7 +13,7 @@ pub(super) const POSIX: &[OptionSpec] = &[
         Kind::Text,
         "none: required",
         "Directory on any POSIX file system; created if missing. Any number of processes and \
-         hosts may share it, with the same `capacity` and `fan_out`.",
+         hosts may share it; set the same `capacity` for all (otherwise the smallest applies).",
     ),
     capacity_of("posix"),
     OptionSpec::new(
@@ -35,7 +35,7 @@ pub(super) const DS3FS: &[OptionSpec] = &[
         Kind::Text,
         "none: required",
         "Directory below a 3FS mount; created if missing. Any number of processes and hosts may \
-         share it, with the same `capacity` and `fan_out`.",
+         share it; set the same `capacity` for all (otherwise the smallest applies).",
     ),
     capacity_of("ds3fs"),
     OptionSpec::new(

@@ -266,9 +266,9 @@ fn slices_that_no_device_could_carry_are_refused() {
         (
             Op::Read,
             vec![],
-            "pieces of a slice is 0: allowed are 1 to 3",
+            "pieces of a slice: 0 is not allowed; allowed: 1 to 3",
         ),
-        (Op::Read, vec![piece; 4], "pieces of a slice is 4"),
+        (Op::Read, vec![piece; 4], "pieces of a slice: 4"),
         (
             Op::Write,
             vec![other],
@@ -278,7 +278,7 @@ fn slices_that_no_device_could_carry_are_refused() {
         (
             Op::Write,
             vec![long],
-            "bytes of a slice is 1048577: allowed are at most 1048576",
+            "bytes of a slice: 1048577 is not allowed; allowed: at most 1048576",
         ),
     ] {
         let refused = pair.lane.push(0, op, at(&pair.remote, 0), &pieces);
@@ -293,12 +293,12 @@ fn shapes_watermarks_and_ends_that_do_not_fit_are_refused() {
     let device = double::open("double0");
     let port = device.port(Choice::default()).unwrap();
     for (depth, pieces, signal_every, says) in [
-        (1, 1, 1, "depth is 1: allowed are 2 to 256"),
-        (257, 1, 1, "depth is 257"),
-        (4, 0, 1, "pieces is 0: allowed are 1 to 4"),
-        (4, 5, 1, "pieces is 5"),
-        (4, 1, 0, "signal_every is 0: allowed are 1 to 2"),
-        (4, 1, 3, "signal_every is 3"),
+        (1, 1, 1, "depth: 1 is not allowed; allowed: 2 to 256"),
+        (257, 1, 1, "depth: 257"),
+        (4, 0, 1, "pieces: 0 is not allowed; allowed: 1 to 4"),
+        (4, 5, 1, "pieces: 5"),
+        (4, 1, 0, "signal_every: 0 is not allowed; allowed: 1 to 2"),
+        (4, 1, 3, "signal_every: 3"),
     ] {
         let shape = Shape {
             depth,

@@ -47,7 +47,10 @@ fn pieces_stay_inside_their_region() {
         );
     }
     let error = region.piece(0, 0).unwrap_err().to_string();
-    assert_eq!(error, "length of a piece is 0: allowed are 1 to 4294967295");
+    assert_eq!(
+        error,
+        "length of a piece: 0 is not allowed; allowed: 1 to 4294967295"
+    );
 }
 
 #[test]
@@ -97,8 +100,8 @@ fn the_port_that_is_active_is_chosen_and_others_are_refused_by_their_state() {
     for (port, index, says) in [
         (Some(1), None, "double0 has no active port: port 1 is down"),
         (Some(2), Some(2), "no address at 2 on port 2"),
-        (Some(3), None, "port is 3: allowed are 1 to 2"),
-        (Some(0), None, "port is 0: allowed are 1 to 2"),
+        (Some(3), None, "port: 3 is not allowed; allowed: 1 to 2"),
+        (Some(0), None, "port: 0 is not allowed; allowed: 1 to 2"),
     ] {
         let error = choose(port, index).unwrap_err().to_string();
         assert!(error.contains(says), "{error:?} does not say {says:?}");
