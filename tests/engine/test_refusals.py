@@ -133,8 +133,8 @@ class TestSettings:
             ({"dax": {"capacty": "1GiB"}}, "capacty.*capacity"),
             ({"pipeline": "Cache|Dex"}, "Dex.*Dax"),
             ({"pipeline": "unix:"}, "unix:/run/kvdepot.sock"),
-            ({"pipeline": "unix:/s", "overload": "drop"}, "overload.*set other options in the server"),
-            ({"pipeline": "unix:/s", "dax": {"path": "/x"}}, "dax.*set other options in the server"),
+            ({"pipeline": "unix:/s", "overload": "drop"}, "overload.*set other options"),
+            ({"pipeline": "unix:/s", "dax": {"path": "/x"}}, "dax.*set other options"),
         ],
     )
     def test_a_wrong_value_is_named_with_what_is_allowed(

@@ -116,7 +116,7 @@ def test_a_state_that_finds_no_room_is_refused_before_it_is_copied(
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
         try:
             with traced() as refused:
-                with pytest.raises(kvdepot.Error, match=r"cannot allocate \d+ bytes for a state in"):
+                with pytest.raises(kvdepot.Error, match=r"cannot allocate \d+ bytes for a state"):
                     states.save()
                 cache.save()
         finally:

@@ -202,7 +202,9 @@ def test_a_reader_cannot_write(depot: kvdepot.Depot, ns: kvdepot.Namespace, keys
         assert job.wait(30)
         assert out == b"abc"
         reserved = [one for one in ns.reserve(names[1:], 3) if one]
-        with pytest.raises(kvdepot.InputError, match=r"write: false .* attached without `write` can only load"):
+        with pytest.raises(
+            kvdepot.InputError, match=r"write: false .* without `write` can only load"
+        ):
             mover.store(placements(reserved), [b"abc"])
 
 

@@ -367,7 +367,9 @@ def test_what_a_model_asks_for_by_itself_is_refused_too(depot: kvdepot.Depot) ->
 def test_numbers_that_are_no_tokens_are_refused(depot: kvdepot.Depot) -> None:
     prefixes = prefixes_of(depot, model_of("qwen3"))
     for wrong in (-1, 1 << 32):
-        with pytest.raises(kvdepot.InputError, match=f"input_ids is a sequence with {wrong}; allowed"):
+        with pytest.raises(
+            kvdepot.InputError, match=f"input_ids is a sequence with {wrong}; allowed"
+        ):
             prefixes.load([1, wrong, 2])
 
 

@@ -126,8 +126,8 @@ TIER_SETTINGS = Schema(
         ("weights",),
         _settings.optional(_settings.WORD),
         "with `KvdepotTieringConnector` as [above](#settings), default `sampled`. With vLLM's "
-        "`OffloadingConnector`, which does not report the weights, required: a text that identifies "
-        "the weights and all other settings that change keys and values",
+        "`OffloadingConnector`, which does not report the weights, required: a text that "
+        "identifies the weights and all other settings that change keys and values",
     ),
     Setting(
         ("lookup_wait",),
