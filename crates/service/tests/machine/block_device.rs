@@ -228,7 +228,7 @@ fn what_others_left_is_not_taken(device: &Device) {
     assert!(!device.open(json!({})).opening().created);
     says(
         device.refusal(json!({"format": true})),
-        &["sound arena", "format: force"],
+        &["a valid arena", "format: force"],
     );
     device.zero();
     assert!(device.open(json!({})).opening().created, "a new device");
@@ -307,7 +307,7 @@ fn nobody_else_has_it_meanwhile(device: &Device) {
         let error = device.refusal(json!({"format": "force"}));
         says(error, &["nvme.path", name, "mounted at", at]);
         run("umount", &[at]).unwrap();
-        says(device.refusal(json!({})), &["holds ext2, ext3 or ext4"]);
+        says(device.refusal(json!({})), &["contains ext2, ext3 or ext4"]);
     }
     let depot = device.open(json!({"format": "force"}));
     let busy = device.claim().unwrap_err();

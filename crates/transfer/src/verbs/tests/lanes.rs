@@ -330,7 +330,7 @@ fn shapes_watermarks_and_ends_that_do_not_fit_are_refused() {
     });
     let error = make().connect(&make().local()).unwrap_err().to_string();
     assert!(
-        error.starts_with("connect a queue pair of double0: "),
+        error.starts_with("cannot connect a queue pair of double0: "),
         "{error}"
     );
 }
