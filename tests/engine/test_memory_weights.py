@@ -194,7 +194,7 @@ def test_a_sample_that_fails_ends_nothing(
     engine.ask(prompt(7, 150))
     engine.reload(0)
     assert engine.ask(prompt(7, 150))[0] > 0
-    assert [text for text in errors if "cannot be sampled" in text]
+    assert [text for text in errors if "cannot check the weights" in text]
     assert engine.faults == []
 
 

@@ -144,7 +144,7 @@ class TestSettings:
             self.read(**extra)
 
     def test_a_misspelt_key_of_the_connector_is_recognised(self) -> None:
-        with pytest.raises(kvdepot.ConfigError, match=r"lookup_wiat.*'lookup_wait' meant"):
+        with pytest.raises(kvdepot.ConfigError, match=r"lookup_wiat.*did you mean 'lookup_wait'"):
             self.read(lookup_wiat="1s")
 
 

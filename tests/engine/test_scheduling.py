@@ -344,7 +344,7 @@ def test_beside_another_connector_its_requests_do_not_wait(engines: Engines) -> 
 
 
 def test_beside_another_connector_the_failure_policy_has_to_be_set(engines: Engines) -> None:
-    with pytest.raises(kvdepot.ConfigError, match=r"kv_load_failure_policy: 'fail'.*'recompute'"):
+    with pytest.raises(kvdepot.ConfigError, match=r"kv_load_failure_policy: 'fail'.*\"recompute\""):
         engines.start(
             KINDS["full"],
             beside=lambda ours: multi(ours, NEIGHBOUR, kv_load_failure_policy="fail"),
@@ -360,9 +360,9 @@ def test_a_depot_that_holds_less_than_vllms_own_cache_says_so_once(
     blocks = {"less": 64, "more": (65 << 20) // (BLOCK * BYTES)}[own]
     with logged("vllm.kvdepot.tiers") as lines:
         engines.start(KINDS["full"], engine={"blocks": blocks, "prefix_caching": prefix_caching})
-    said = [line for line in lines if "vLLM's own prefix cache" in line]
+    said = [line for line in lines if "vLLM's prefix cache" in line]
     assert len(said) == (own == "more" and prefix_caching)
-    assert all("Dax holds 0.06 GiB" in line and "give Dax more" in line for line in said)
+    assert all("Dax (0.06 GiB)" in line and "increase Dax" in line for line in said)
 
 
 def test_a_depot_that_is_gone_costs_hits_and_no_request(engines: Engines) -> None:

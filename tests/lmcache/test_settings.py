@@ -213,11 +213,11 @@ REFUSED = {
     "kept by nothing": (
         {"pipeline": "Cache", "persist_enabled": True},
         "persist_enabled: ",
-        "lasts",
+        "no persistent tier",
     ),
     "device of no tier": ({"pipeline": "Cache", "device_path": "/x"}, "dax: ", '"Cache"'),
     "other eviction": ({"eviction": {"eviction_policy": "ARC"}}, "eviction: ", "'LRU'"),
-    "service with a tier": ({"path": "unix:/s", "device_path": "/x"}, "dax.path: ", "the service"),
+    "service with a tier": ({"path": "unix:/s", "device_path": "/x"}, "dax.path: ", "the server"),
     "path of an arena": ({"path": "/dev/dax0.0"}, "path: '/dev/dax0.0'", "dax.path"),
     "no tier": ({"pipeline": "Cash|Dax"}, "pipeline: ", "Cache, Dax"),
 }

@@ -44,7 +44,7 @@ def refusal(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
         ("Cache", {"overload": "explode"}, ["overload", "explode", "wait, drop"]),
         ("Cache", {"promote": "maybe"}, ["promote", "maybe"]),
         ("Cache", {"instance": "a/b"}, ["instance", "a/b"]),
-        ("Cache", {3: 4}, ["settings", "3", "texts"]),
+        ("Cache", {3: 4}, ["settings", "3", "strings"]),
         ("Cache", [1], ["settings", "mapping"]),
         ("Cache", {"socket_mode": 660}, ["socket_mode: 660", "in octal and in quotes"]),
         ("Cache", {"socket": "/none/such/s"}, ["socket", "/none/such/s", "directory"]),
@@ -189,7 +189,7 @@ def test_paths_that_cannot_be(tmp_path: Path) -> None:
     assert "a directory" in text
     text = dax("/dev/null")
     assert text.startswith("ConfigError: dax.path: ")
-    assert "the subsystem mem:" in text
+    assert "the subsystem mem" in text
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         text = refusal(kvdepot.open, str(tmp_path / "s"))
@@ -471,7 +471,7 @@ def test_reservations(
 def test_numbers_out_of_range(depot: kvdepot.Depot, ns: kvdepot.Namespace) -> None:
     for wrong in (-1, 2**70):
         for text, field in (
-            (refusal(depot.gone, wrong), "limit"),
+            (refusal(depot.removed_blocks, wrong), "limit"),
             (refusal(ns.blocks_page, None, wrong), "limit"),
             (refusal(kvdepot.attach, depot.socket, lanes=wrong), "lanes"),
         ):

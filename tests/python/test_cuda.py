@@ -101,7 +101,7 @@ with kvdepot.open("Cache", settings) as depot:
     try:
         ns.get(key, [array])
     except kvdepot.InputError as error:
-        assert int(sys.argv[2]) and "no device is in use" in str(error), error
+        assert int(sys.argv[2]) and "no CUDA device is in use" in str(error), error
     else:
         assert not int(sys.argv[2])
     # The framework that made the array.

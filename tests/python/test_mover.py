@@ -245,7 +245,7 @@ def test_a_listener_that_does_not_answer(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(path)
         mute.listen()
-        with pytest.raises(kvdepot.Error, match=f"{path}.*no answer"):
+        with pytest.raises(kvdepot.Error, match=f"{path}.*no response"):
             kvdepot.attach(path)
 
 

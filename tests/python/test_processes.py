@@ -43,7 +43,7 @@ def test_a_second_opener_learns_who_is_first(depots: Any, child: Any) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), again.pid) == (type(error), str(error), error.pid)
     start = time.monotonic()
-    with pytest.raises(kvdepot.LockedError, match=r"lock_wait = 0\.3"):
+    with pytest.raises(kvdepot.LockedError, match=r"lock_wait \(now 0\.3 s\)"):
         depots.open(lock_wait=0.3)
     assert time.monotonic() - start >= 0.3
     owner.kill()
@@ -171,7 +171,7 @@ def test_the_default_arena(child: Any, tmp_path: Path) -> None:
     second = child(program)
     out, error = second.communicate("\n", timeout=60)
     assert out.splitlines()[0] == "None"
-    assert f"alone: {path} is in use by process {first.pid}" in out.splitlines()[1]
+    assert f"only: {path} is in use by process {first.pid}" in out.splitlines()[1]
     assert out.splitlines()[2] == "['Cache']"
     assert f"process {first.pid}" in error
     first.communicate("\n", timeout=60)

@@ -114,7 +114,7 @@ def test_a_payload_that_is_not_as_long_as_predicted_leaves_nothing(
         return written
 
     for more in (1, 4000, -1, -9000):
-        with pytest.raises(kvdepot.Error, match="predicted"):
+        with pytest.raises(kvdepot.Error, match="expected"):
             store.save_chunks(tokens, ROW, chunks(more))
         assert blocks(tmp_path) == 0
 

@@ -281,7 +281,7 @@ def test_wrong_requests_are_refused_before_anything_moves(engine: Engine, peer: 
             engine.submit(op="read", local=[1, 2], remote=remote, offset=[0, 1, 2], length=1)
         with pytest.raises(kvdepot.InputError):
             engine.submit([("read", memory, remote, 0, 8)], priority="soon")  # type: ignore[arg-type]
-        with pytest.raises(kvdepot.InputError, match="once"):
+        with pytest.raises(kvdepot.InputError, match="not registered yet"):
             engine.register([memory])
 
 

@@ -35,12 +35,12 @@ def depot(tmp_path: Path) -> Iterator[kvdepot.Depot]:
 @pytest.mark.parametrize(
     ("said", "wrong"),
     [
-        ("input_ids is text .'Hello'.; allowed: token ids", "Hello"),
-        ("input_ids is text .b'Hello'.; allowed: token ids", b"Hello"),
-        ("input_ids is a list that is no tensor .*; allowed: ", [[1, 2, 3], [4, 5]]),
-        ("input_ids is a list that is no tensor .*; allowed: ", ["Hello"]),
-        ("input_ids is a NoneType that is no tensor .*; allowed: ", None),
-        ("input_ids is a list that is no tensor .*; allowed: ", [1 << 70]),
+        ("input_ids is text .'Hello'.; allowed: token IDs", "Hello"),
+        ("input_ids is text .b'Hello'.; allowed: token IDs", b"Hello"),
+        ("input_ids is a list that is not a tensor .*; allowed: ", [[1, 2, 3], [4, 5]]),
+        ("input_ids is a list that is not a tensor .*; allowed: ", ["Hello"]),
+        ("input_ids is a NoneType that is not a tensor .*; allowed: ", None),
+        ("input_ids is a list that is not a tensor .*; allowed: ", [1 << 70]),
         ("input_ids.shape is .2, 3.; allowed: ", [[1, 2, 3], [4, 5, 6]]),
         ("input_ids.dtype is torch.float32; allowed: integers", [1.5, 2.0]),
         ("input_ids.dtype is torch.bool; allowed: integers", [True, False]),
@@ -48,7 +48,7 @@ def depot(tmp_path: Path) -> Iterator[kvdepot.Depot]:
         ("mapping with 'input_ids', 'images'; allowed", {"input_ids": [1, 2], "images": [0]}),
         ("attention_mask is of .1, 3. with 1 ones; allowed: 3 ones", (["a", "a b c"], True)),
         ("input_ids.shape is .2, 3.; allowed: ", (["a b c", "c b a"], True)),
-        ("input_ids is a list that is no tensor .*; allowed: ", (["a", "a b c"], False)),
+        ("input_ids is a list that is not a tensor .*; allowed: ", (["a", "a b c"], False)),
     ],
 )
 def test_input_that_is_not_one_sequence_of_tokens_is_refused(
