@@ -286,7 +286,7 @@ def test_weights_without_bytes_are_not_known(engine: EngineDouble, errors: list[
     engine.executor.model["weights"] = weights.to("meta")
     engine.executor.collective_rpc("wake_up", kwargs={"tags": None})
     engine.connector._memory_weights.refresh()
-    assert [text for text in errors if "not known" in text]
+    assert [text for text in errors if "unidentified" in text]
     assert engine.connector.manager.withheld
     engine.executor.model["weights"] = weights
     engine.executor.collective_rpc("wake_up", kwargs={"tags": None})

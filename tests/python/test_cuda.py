@@ -80,7 +80,7 @@ with kvdepot.open("Cache", settings) as depot:
         def nbytes(self):
             return 4096
 
-    assert "given other memory" in refused(lambda: ns.get(keys[:1], [Swapped(70_001)]))
+    assert "memory was replaced" in refused(lambda: ns.get(keys[:1], [Swapped(70_001)]))
     fixed = Array(70_001)
     fixed.__cuda_array_interface__["data"] = (ctypes.addressof(fixed.host) | DEVICE_BIT, True)
     assert "read-only" in refused(lambda: ns.get(keys[:1], [fixed]))
