@@ -39,8 +39,7 @@ pub(crate) struct Files {
     /// Number of blocks in flight; repeatable [default: 1, 8 and 32].
     #[arg(long = "depth", value_name = "COUNT", value_parser = count)]
     pub(crate) depths: Vec<usize>,
-    /// Whether Posix bypasses the page cache (Nvme always does); repeatable [default: true and
-    /// false].
+    /// Bypass the page cache in Posix (Nvme always does); repeatable [default: true and false].
     #[arg(long = "direct", value_name = "BOOL")]
     pub(crate) directs: Vec<bool>,
     /// Total size of the loaded blocks; the disk needs a little more than twice as much [default:

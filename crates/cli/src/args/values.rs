@@ -42,7 +42,7 @@ pub(super) fn key(text: &str) -> Result<Key, String> {
     Ok(Key(key))
 }
 
-/// How much is measured, and how often.
+/// Sizes and rounds of a measurement.
 #[derive(clap::Args)]
 pub(crate) struct Extent {
     /// Size of the tier [default: 1GiB].

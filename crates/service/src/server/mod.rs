@@ -376,7 +376,7 @@ impl Owner {
             Role::Tasks(number) => {
                 let half = {
                     let mut clients = self.clients.lock();
-                    // Another process's connection takes nobody's half away.
+                    // A connection of another process leaves the first half of the client in place.
                     let half = clients.halves.get(&number);
                     let is_own = half.is_some_and(|half| half.from.pid == pid);
                     is_own.then(|| clients.halves.remove(&number)).flatten()

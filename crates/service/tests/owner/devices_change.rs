@@ -44,7 +44,7 @@ fn a_removed_device_belongs_to_whoever_opens_it_next() {
     let error = depot.remove_device(&b, true, SHORT).unwrap_err();
     says(&error, &["path", b.to_str().unwrap(), "add another one"]);
     let error = depot.drain_device(&b, DrainTo::Others, SHORT).unwrap_err();
-    says(&error, &["to", "others", "nowhere"]);
+    says(&error, &["to", "other_devices", "evict"]);
     // Elsewhere, and back with what was put there.
     let other = kvdepot_service::open(&alone).unwrap();
     fill(&namespace(&other), 500..510);

@@ -72,9 +72,9 @@ impl Core {
         drop(self.gate.enter()?);
         let (index, tier, arena) = self.device(path)?;
         if to == DrainTo::Others && !tier.has_beside(&arena) {
-            let allowed = "\"nowhere\" only, because no other device of the tier accepts writes; \
-                           its blocks are then evicted";
-            return Err(Error::input("to", "\"others\"", allowed));
+            let allowed = "eviction of its blocks (\"evict\"), because no other device of the \
+                           tier accepts writes";
+            return Err(Error::input("to", "\"other_devices\"", allowed));
         }
         self.clear_out(index, &arena, to == DrainTo::Others, patience)
     }

@@ -90,7 +90,7 @@ impl Core {
         keys: &[Key],
         stamps: Stamps,
     ) {
-        // It takes the ledger, and whoever passes by locks asks again.
+        // Sending takes the lock of the ledger; a caller that does not wait for locks asks again.
         if held::passes() {
             return;
         }

@@ -34,7 +34,7 @@ struct Position {
 struct Remembered {
     now: HashMap<Identity, Position>,
     before: HashMap<Identity, Position>,
-    /// Whether one of them may be a block that found no space.
+    /// True if a remembered block may have found no space.
     has_full: bool,
 }
 

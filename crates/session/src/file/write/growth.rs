@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use super::SessionWriter;
 use crate::error::Error;
 
-/// The first space of a file whose length nobody knows, and the most that it gets at a time.
+/// Initial size of a file of unknown length, and the largest step by which it grows.
 const GROW: (u64, u64) = (64 << 20, 1 << 30);
 
 impl SessionWriter {
