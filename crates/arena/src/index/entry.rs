@@ -175,6 +175,8 @@ pub struct Use {
     pub began: u64,
     /// True if the blocks are offered for the first time.
     pub is_first: bool,
+    /// True if the blocks are offered again, because they found no space the first time.
+    pub is_again: bool,
     /// True if the blocks belong to an explicit save.
     pub is_saved: bool,
     /// Number of new blocks of the prompt before this one; [`u64::MAX`] if it is unknown or exceeds
@@ -198,6 +200,7 @@ impl Use {
         Use {
             began: stamp & !(USE - 1),
             is_first: stamp & 3 == Sight::First as u64,
+            is_again: stamp & 3 == Sight::Again as u64,
             is_saved: stamp & 3 == Sight::Saved as u64,
             depth: match behind_at_most(stamp) {
                 0 => u64::MAX,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvdepot_arena::gate::Pass;
-use kvdepot_arena::{Identity, Key, NamespaceId, Place, Stamps, Token, held};
+use kvdepot_arena::{Identity, Key, NamespaceId, Place, Stamps, Token, Use, held};
 
 use super::Core;
 use super::budget::Share;
@@ -141,6 +141,8 @@ impl Core {
     fn send_touched(&self, tier: usize, places: Vec<Place>) {
         let edge = &self.edges[tier];
         let mut stay = Vec::new();
+        // Offered again while the queue is full: the next call that reads them offers them.
+        let mut not_written = Vec::new();
         {
             let mut ledger = self.ledger.lock();
             for (at, place) in places.into_iter().enumerate() {
@@ -148,12 +150,16 @@ impl Core {
                 let share = edge.budget.admit(0, place.len).filter(|_| !ledger.stop);
                 let paid = share.and_then(|share| Some((share, edge.lets_touched(place.len)?)));
                 let Some(paid) = paid else {
+                    if Use::of(place.stamp).is_again {
+                        not_written.push(place);
+                    }
                     stay.push(place);
                     continue;
                 };
                 stay.extend(self.send_later(&mut ledger, tier, place, paid, Vec::new()));
             }
         }
+        self.note_not_written(&not_written.iter().collect::<Vec<_>>());
         self.tiers[tier].unpin(stay.iter());
     }
 

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kvdepot_arena::held::TURN;
-use kvdepot_arena::{Identity, Key, NamespaceId, Place, Stamps, Use};
+use kvdepot_arena::{Identity, Key, NamespaceId, Place, Stamps, Use, held};
 use parking_lot::RwLock;
 
 use super::Core;
@@ -226,6 +226,10 @@ impl Core {
         let Some(tier) = self.edges.len().checked_sub(1) else {
             return;
         };
+        // A caller that does not wait for locks sends nothing: a later call offers them.
+        if held::passes() {
+            return;
+        }
         if let Some(first) = self.prompts.take_full(namespace, keys) {
             let stamps = self.uses.call(0).again();
             self.send_again(tier, namespace, &keys[first..], stamps);

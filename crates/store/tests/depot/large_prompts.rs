@@ -164,7 +164,13 @@ fn a_prompt_larger_than_the_nearer_tier_passes_through_it() {
 
 #[test]
 fn a_prompt_that_is_used_in_memory_is_offered_again_to_the_tier_behind() {
-    for last in ["Dax", "Posix"] {
+    // With a queue for 5 blocks, each read writes that many at most.
+    for (last, queue, reads) in [
+        ("Dax", "4MiB", 4),
+        ("Posix", "4MiB", 4),
+        ("Dax", "320KiB", 40),
+        ("Posix", "320KiB", 40),
+    ] {
         let place = Place::new(&format!("Cache|{last}"), "8MiB", "9MiB");
         let files = place.dir().join("files");
         let files = json!({"path": files.to_str().unwrap(), "capacity": "8704KiB"});
@@ -173,22 +179,23 @@ fn a_prompt_that_is_used_in_memory_is_offered_again_to_the_tier_behind() {
             _ => place,
         };
         let place = place.with("", "admission", "all");
+        let place = place.with("", "write_back_depth", queue);
         let prompt = 700_000..700_040;
         let depot = place.open();
         let ns = namespace(&depot);
         for other in 1..31 {
             put(&ns, &usual(other).collect::<Vec<_>>(), LEN);
         }
-        offer(&ns, prompt.clone(), 8);
+        offer(&ns, prompt.clone(), 4);
         // It is read, and the memory has it.
-        for _ in 0..4 {
+        for _ in 0..reads {
             let all: Vec<u64> = prompt.clone().collect();
             assert_eq!(get(&ns, &all, LEN), [Outcome::Done; 40]);
             assert!(depot.drain(PATIENCE));
         }
         depot.close();
         let depot = place.open();
-        assert_eq!(hits(&namespace(&depot), prompt), 40, "{last}");
+        assert_eq!(hits(&namespace(&depot), prompt), 40, "{last}, {queue}");
     }
 }
 
