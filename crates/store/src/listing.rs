@@ -162,20 +162,24 @@ impl Core {
         }
         // What left one tier may be in another, or has come back; and it may have left both.
         let mut seen = HashSet::new();
-        gone.blocks.retain(|(identity, _)| {
-            let mut found = [!seen.insert(*identity)];
-            for tier in &self.tiers {
-                let (id, keys) = (identity.namespace, [identity.key]);
-                match tier {
-                    _ if found[0] => {}
-                    Stage::Here(arenas) => arenas.contains(id, &keys, &mut found),
-                    Stage::Apart(apart) => {
-                        found[0] = apart.probe(id, &keys).wait() == Some(vec![true]);
-                    }
-                }
-            }
-            !found[0]
-        });
+        gone.blocks.retain(|(identity, _)| seen.insert(*identity));
+        let mut left: HashMap<NamespaceId, Vec<Key>> = HashMap::new();
+        for (identity, _) in &gone.blocks {
+            left.entry(identity.namespace)
+                .or_default()
+                .push(identity.key);
+        }
+        // A put that ends while the slower tiers are asked has come back to a faster one.
+        let again = self.tiers.iter().filter(|tier| tier.here().is_some());
+        let tiers = self.tiers.iter().chain(again);
+        let mut there = HashSet::new();
+        for (namespace, keys) in left {
+            let found = found_in(tiers.clone(), namespace, &keys);
+            let found = keys.into_iter().zip(found).filter(|(_, found)| *found);
+            there.extend(found.map(|(key, _)| Identity { namespace, key }));
+        }
+        gone.blocks
+            .retain(|(identity, _)| !there.contains(identity));
         Ok(gone)
     }
 
@@ -193,14 +197,18 @@ impl Core {
     pub(crate) fn doubles(&self, id: NamespaceId) -> usize {
         let mut doubles = 0;
         for (at, tier) in self.tiers[..self.tiers.len() - 1].iter().enumerate() {
-            let behind = &self.tiers[at + 1..];
+            let count = |page: &[(Key, u64)]| {
+                let keys: Vec<Key> = page.iter().map(|(key, _)| *key).collect();
+                let found = found_in(self.tiers[at + 1..].iter(), id, &keys);
+                found.into_iter().filter(|found| *found).count()
+            };
             let media = tier.here().map(Arenas::arenas);
             for medium in media.into_iter().flatten() {
                 let mut slot = Some(0);
                 while let Some(from) = slot {
                     let mut page = Vec::new();
                     slot = medium.glance(id, from, GLANCE, usize::MAX, &mut page);
-                    doubles += found_in(behind, id, &page);
+                    doubles += count(&page);
                 }
             }
             let mut mark = tier.apart().map(|apart| (apart, 0));
@@ -210,7 +218,7 @@ impl Core {
                     .wait()
                     .unwrap_or_default();
                 mark = next.map(|next| (apart, next));
-                doubles += found_in(behind, id, &page);
+                doubles += count(&page);
             }
         }
         doubles
@@ -307,19 +315,27 @@ fn note(found: &mut HashMap<NamespaceId, NamespaceUsage>, usage: NamespaceUsage)
     known.bytes += usage.bytes;
 }
 
-/// How many blocks of a page are in one of these tiers.
-fn found_in(tiers: &[Stage], id: NamespaceId, page: &[(Key, u64)]) -> usize {
-    let keys: Vec<Key> = page.iter().map(|(key, _)| *key).collect();
+/// Which blocks are in one of these tiers.
+fn found_in<'a>(
+    tiers: impl Iterator<Item = &'a Stage>,
+    id: NamespaceId,
+    keys: &[Key],
+) -> Vec<bool> {
     let mut found = vec![false; keys.len()];
-    for tier in tiers.iter().filter(|_| !keys.is_empty()) {
+    for tier in tiers {
         match tier {
-            Stage::Here(arenas) => arenas.contains(id, &keys, &mut found),
+            Stage::Here(arenas) => arenas.contains(id, keys, &mut found),
             Stage::Apart(apart) => {
-                let there = apart.probe(id, &keys).wait().unwrap_or_default();
-                let there = found.iter_mut().zip(there);
-                there.for_each(|(found, there)| *found |= there);
+                let left = (0..keys.len()).filter(|at| !found[*at]);
+                for some in left.collect::<Vec<usize>>().chunks(apart.step_max()) {
+                    let asked: Vec<Key> = some.iter().map(|at| keys[*at]).collect();
+                    let there = apart.probe(id, &asked).wait().unwrap_or_default();
+                    for (at, there) in some.iter().zip(there) {
+                        found[*at] = there;
+                    }
+                }
             }
         }
     }
-    found.into_iter().filter(|found| *found).count()
+    found
 }
