@@ -84,10 +84,11 @@ impl Fleet {
 
     /// Nothing was heard of it.
     fn unknown(&mut self, id: Id, step: &Step) {
+        let rots = self.rots;
         let known = self.known(id);
         known.murky |= step.writes();
         known.absent &= !step.writes();
-        known.there &= !step.removes();
+        known.there &= !step.removes() && !rots;
     }
 
     fn begin(&mut self, by: usize, step: &Step) {
@@ -107,7 +108,13 @@ impl Fleet {
         match step {
             Step::Put { .. } => self.judge_put(by, step, said, met),
             Step::Get { .. } => self.judge_get(by, step, said, met),
-            Step::Prefetch { .. } => Ok(()),
+            Step::Prefetch { .. } => {
+                for id in step.ids() {
+                    let rots = self.rots;
+                    self.known(id).there &= !rots;
+                }
+                Ok(())
+            }
             Step::Remove { .. } | Step::Clear { .. } => {
                 let done = said.starts_with("removed");
                 law!(done || !self.is_calm(by), "{step:?}: {said}");
@@ -162,7 +169,7 @@ impl Fleet {
                 // Another one has stored it, or it was left alone for a while.
                 self.soon(|fleet| fleet.comes(by, id))?;
             }
-            if known.rotted && !done {
+            if (known.rotted || self.rots) && !done {
                 // Read, it is gone.
                 self.known(id).there = false;
             }
@@ -271,6 +278,7 @@ impl Fleet {
         let (name, trouble) = all[usize::from(kind) % all.len()].clone();
         self.tally.fault(name);
         self.trouble = true;
+        self.rots |= name == "body rotted";
         // Of the fleet's own objects too: what it counts, and who collects.
         let within = if kind >= 128 { "/blocks/" } else { "/kv/" };
         server.trouble(None, within, count, trouble);

@@ -70,6 +70,8 @@ pub struct Fleet {
     pub failing: Vec<bool>,
     /// The medium fails now.
     pub trouble: bool,
+    /// Bytes change on their way from the medium: a reader removes what it takes for corrupt.
+    pub rots: bool,
     /// Whoever is killed leaves what others sweep later.
     pub killed: bool,
     pub known: BTreeMap<Id, Known>,
@@ -96,6 +98,7 @@ impl Fleet {
             sharers: (0..SHARERS).map(|_| None).collect(),
             failing: vec![false; SHARERS],
             trouble: false,
+            rots: false,
             killed: false,
             known: BTreeMap::new(),
             tally: Tally::default(),
@@ -222,7 +225,7 @@ impl Fleet {
     }
 
     pub fn calm(&mut self) {
-        self.trouble = false;
+        (self.trouble, self.rots) = (false, false);
         if let Some(server) = &self.server {
             server.calm();
         }
