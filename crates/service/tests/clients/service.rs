@@ -376,6 +376,34 @@ fn a_listing_comes_in_frames_of_a_bounded_length() {
 }
 
 #[test]
+fn a_connection_of_another_process_leaves_a_client_that_attaches() {
+    const TEST: &str = "service::a_connection_of_another_process_leaves_a_client_that_attaches";
+    if child::role().is_some() {
+        let number = child::value("number").parse().unwrap();
+        let tasks = Bare::second_half(child::value("socket").as_ref(), number);
+        child::say(if tasks.is_none() { "refused" } else { "taken" });
+        return;
+    }
+    let place = Place::new("Dax", "", "4MiB");
+    let owner = place.serve();
+    put(&namespace(&owner), &[1], LEN);
+    let socket = place.socket();
+    let (calls, number) = Bare::first_half(&socket, 0, 0);
+    let named = number.to_string();
+    let values = [("socket", socket.to_str().unwrap()), ("number", &named)];
+    let mut other = Child::start(TEST, "other", &values);
+    other.expect("refused");
+    let tasks = Bare::second_half(&socket, number).expect("its own second connection");
+    let mut client = Bare {
+        calls,
+        tasks,
+        number,
+    };
+    let body = [&namespace(&owner).id().0[..], &[0], &varint(u64::MAX)].concat();
+    assert_eq!(client.ask(BLOCKS, &body).0, 0);
+}
+
+#[test]
 fn another_user_has_the_blocks_and_not_the_devices() {
     const TEST: &str = "service::another_user_has_the_blocks_and_not_the_devices";
     if child::role().is_some() {

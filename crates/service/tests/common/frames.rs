@@ -149,6 +149,17 @@ impl Bare {
 
     /// As one that has heard the answer to call `heard`, and none behind it.
     pub fn attach_again(socket: &Path, former: u64, heard: u64) -> Bare {
+        let (calls, number) = Bare::first_half(socket, former, heard);
+        let tasks = Bare::second_half(socket, number).expect("the owner ended the connection");
+        Bare {
+            calls,
+            tasks,
+            number,
+        }
+    }
+
+    /// The connection for calls, and the number of the client.
+    pub fn first_half(socket: &Path, former: u64, heard: u64) -> (UnixStream, u64) {
         let mut calls = UnixStream::connect(socket).unwrap();
         calls.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut request = hello(VERSION, 2, former);
@@ -160,17 +171,18 @@ impl Bare {
         let number = u64::from_le_bytes(welcome[24..32].try_into().unwrap());
         let media = u32::from_le_bytes(welcome[WELCOME - 4..].try_into().unwrap());
         calls.read_exact(&mut vec![0; media as usize * 16]).unwrap();
+        (calls, number)
+    }
+
+    /// The connection for tasks; none where the owner ends it.
+    pub fn second_half(socket: &Path, number: u64) -> Option<UnixStream> {
         let mut tasks = UnixStream::connect(socket).unwrap();
         tasks.set_read_timeout(Some(PATIENCE)).unwrap();
         tasks.write_all(&hello(VERSION, 3, number)).unwrap();
-        // That of the second connection names no media.
+        // Its welcome names no media, and a refusal is shorter or has another status.
         let mut welcome = [0; WELCOME];
-        tasks.read_exact(&mut welcome).unwrap();
-        Bare {
-            calls,
-            tasks,
-            number,
-        }
+        tasks.read_exact(&mut welcome).ok()?;
+        (welcome[12..16] == [0; 4]).then_some(tasks)
     }
 
     /// Status and body of the answer to a call.
