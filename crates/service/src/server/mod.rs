@@ -52,6 +52,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const ATTACHED_MAX: usize = 1024;
 /// Most of one process.
 const ATTACHED_EACH_MAX: usize = 256;
+/// Part of this process's descriptors that attached processes may take, of which each has up to 5.
+const ATTACHED_PART: usize = 8;
 
 /// Hands out the media's descriptors until it is stopped.
 pub(crate) struct Server {
@@ -225,7 +227,9 @@ impl Serves for Server {
         // Ends the accept, whatever has become of the path.
         let _ended = self.listener.shutdown(Shutdown::Both);
         if thread.join().is_err() {
-            tracing::error!("internal error: socket thread panicked");
+            tracing::error!(
+                "internal error: socket thread panicked; other processes could not attach"
+            );
         }
         self.bound.remove();
     }
@@ -320,7 +324,8 @@ impl Owner {
             return Ok(());
         }
         Err(refused(format!(
-            "uid {} is not allowed to attach, only uid {own}; set socket_mode to allow other users",
+            "uid {} is not allowed to attach; allowed: uid {own} (set socket_mode to allow other \
+             users)",
             from.uid
         )))
     }
@@ -407,12 +412,14 @@ impl Owner {
         let sessions = clients.sessions.values();
         pids.extend(sessions.map(|session| session.client.who()));
         let own = pids.iter().filter(|other| **other == pid).count();
-        if pids.len() < ATTACHED_MAX && own < ATTACHED_EACH_MAX {
+        let most = ATTACHED_MAX.min((limits::descriptors() / ATTACHED_PART).max(1));
+        if pids.len() < most && own < ATTACHED_EACH_MAX {
             return Ok(());
         }
         Err(refused(format!(
             "{} clients and workers are attached, {own} of them from process {pid}; allowed: at \
-             most {ATTACHED_MAX}, and {ATTACHED_EACH_MAX} per process",
+             most {most}, and {ATTACHED_EACH_MAX} per process (see the open-file limit of the \
+             server)",
             pids.len()
         )))
     }

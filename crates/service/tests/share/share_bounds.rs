@@ -11,10 +11,11 @@ use crate::common::{
     PATIENCE, Place, Served, assert_at_rest, config_of, eventually, has, key, keys, namespace, put,
 };
 use kvdepot_service::Mover;
-use kvdepot_store::Error;
+use kvdepot_store::{Depot, Error};
 use kvdepot_testkit::child::{self, Child};
 use kvdepot_testkit::log::Log;
 use kvdepot_testkit::seed::{self, Rng};
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 const LEN: usize = 60_000;
 
@@ -185,12 +186,37 @@ fn a_process_attaches_a_bounded_number_of_times() {
         }
         assert!(movers.len() <= 256);
     };
+    // Each has descriptors of the owner.
+    let most = 256.min(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 8);
+    let reached = format!("{most} of them");
     assert!(
-        matches!(&error, Error::Peer { reason, .. } if reason.contains("256 of them")),
+        matches!(&error, Error::Peer { reason, .. } if reason.contains(&reached)),
         "{error}"
     );
     movers.pop();
     eventually("room", || attach().is_ok());
+}
+
+#[test]
+fn those_who_attach_leave_descriptors_to_the_owner() {
+    const TEST: &str = "share_bounds::those_who_attach_leave_descriptors_to_the_owner";
+    if child::role().is_some() {
+        let mut limit = getrlimit(Resource::Nofile);
+        limit.current = Some(200);
+        setrlimit(Resource::Nofile, limit).unwrap();
+        be_owner();
+    }
+    let place = Place::new("Cache", "1MiB", "");
+    let _owner = owner_of(TEST, &place);
+    let attach = || kvdepot_service::connect(&place.socket(), Some(1));
+    let clients: Vec<Depot> = (0..25).map(|_| attach().unwrap()).collect();
+    let error = attach().err().unwrap();
+    assert!(error.to_string().contains("at most 25, and"), "{error}");
+    for client in &clients {
+        let ns = namespace(client);
+        assert_eq!(put(&ns, &[1], LEN), [true]);
+        assert!(has(&ns, &[1], LEN));
+    }
 }
 
 #[test]
