@@ -119,7 +119,7 @@ have = cargo $(1) --version >/dev/null 2>&1 || { echo "skipped: cargo $(1) is no
 # ---- build ----------------------------------------------------------------------------------
 
 .PHONY: build command package
-build: command package ## The command in target/release/kvdepot, the package in .venv
+build: command package ## Build target/release/kvdepot, and install the Python package into .venv
 
 command:
 	$(call say,building the command)
@@ -128,13 +128,13 @@ command:
 package: $(VENV)/.package
 
 .PHONY: llama
-llama: package $(VENV)/.llama ## llama-cpp-python beside the package, for its tests and its server
+llama: package $(VENV)/.llama ## Install llama-cpp-python into .venv, for its tests and its server
 
 PREFIX ?= /usr/local
 DESTDIR ?=
 
 .PHONY: capi
-capi: ## The C library, its headers and its pkg-config file, below PREFIX
+capi: ## Build and install the C library, its headers and its pkg-config file, below PREFIX
 	$(call say,building the C library)
 	cargo build --release -p kvdepot-capi --features s3
 	install -d "$(DESTDIR)$(PREFIX)/lib/pkgconfig" "$(DESTDIR)$(PREFIX)/include"
@@ -171,14 +171,14 @@ check-demo check-test: check-%:
 	@PYTHON='$(PYTHON)' requirements/check.sh $*
 
 .PHONY: demo bench
-demo: check-demo ## A real model answers questions, with and without kvdepot, over a kill -9
+demo: check-demo ## Ask a real model questions, with and without kvdepot, before and after a kill -9
 	@$(MAKE) --no-print-directory $(VENV)/.dev
 	@$(MAKE) --no-print-directory -j2 package $(VENV)/.warm
 	$(call say,the demo (3 minutes on two cores; DEMO_FLAGS=--full takes a quarter of an hour))
 	PYTHONPATH=examples $(call over_3fs,$(DEMO_FLAGS),build/demo,--work) \
 		$(BIN)/python -m vllm_demo $(DEMO_FLAGS)
 
-bench: build ## This machine's limits, what kvdepot reaches, and the ratio
+bench: build ## Measure kvdepot and the limits of this machine, and print the ratios
 	$(CARGO_TARGET_DIR)/release/kvdepot bench memory $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench restore $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench alloc $(BENCH_FLAGS)
@@ -192,23 +192,23 @@ bench: build ## This machine's limits, what kvdepot reaches, and the ratio
 	$(BIN)/python -m kvdepot.bench index $(BENCH_FLAGS)
 
 .PHONY: plots
-plots: ## Draw docs/plots from the rows in bench/runs; needs nothing but Python
+plots: ## Draw docs/plots from the results in bench/runs; needs only Python
 	PYTHONPATH=examples $(PYTHON) bench/plots.py
 
 # BENCH_FLAGS: --rounds N, --command NAME, --json.
 .PHONY: bench-paired
-bench-paired: ## The tree beside BASE=<commit>, in pairs: ratios with intervals, and a verdict
+bench-paired: ## Compare this tree with BASE=<commit> in pairs of runs: ratios, intervals, verdict
 	cargo run --quiet -p kvdepot-dev -- paired $(or $(BASE),$(error BASE=<commit> is not given)) \
 		$(BENCH_FLAGS)
 
 .PHONY: bench-late
-bench-late: ## What a tier that answers after 50 ms costs the calls that do not ask it
+bench-late: ## Measure how a tier with 50 ms response time delays calls that do not use the tier
 	cargo bench --quiet -p kvdepot-store --bench late
 
 # The server's files are in memory: its disk would be what is measured. Those of the double of 3FS
 # are on the disk of TMPDIR, past its page cache, with threads for as much as Posix has under way.
 .PHONY: bench-shared
-bench-shared: command ## Tiers that fleets share, over a server and a 3FS's double of this machine
+bench-shared: command ## Measure the tiers S3 and Ds3fs, with a local server and a mock of 3FS
 	cargo build --release --quiet -p kvdepot-testkit --features s3 --bin s3-server --bin usrbio-double
 	TMPDIR=/dev/shm $(CARGO_TARGET_DIR)/release/s3-server bucket \
 		$(CARGO_TARGET_DIR)/release/kvdepot bench files --tier S3 --url s3://bucket/kv \
@@ -222,28 +222,28 @@ bench-shared: command ## Tiers that fleets share, over a server and a 3FS's doub
 		--block 64KiB --block 1MiB --metric hung_over_cache $(BENCH_FLAGS)
 
 .PHONY: bench-lmcache
-bench-lmcache: package $(VENV)/.lmcache ## Beside LMCache's DAX backends, on the same kind of file
+bench-lmcache: package $(VENV)/.lmcache ## Compare with LMCache's DAX backends on the same kind of file
 	$(BIN)/python bench/lmcache/run.py $(BENCH_FLAGS)
 
 .PHONY: bench-files
-bench-files: package $(VENV)/.lmcache ## Beside vLLM's fs tier and LMCache's disk, on the same disk
+bench-files: package $(VENV)/.lmcache ## Compare with vLLM's fs tier and LMCache's disk backend on the same disk
 	$(BIN)/python bench/files/run.py $(BENCH_FLAGS)
 
 .PHONY: bench-ucm
-bench-ucm: $(UCM)/.package ## Beside UCM's Posix and NIXL's, on the same disk; needs CPython 3.12
+bench-ucm: $(UCM)/.package ## Compare with the Posix stores of UCM and NIXL on the same disk; needs CPython 3.12
 	UCM_LOG_LEVEL=error UCM_LOG_TO_FILE=0 NIXL_LOG_LEVEL=ERROR \
 		$(UCM)/bin/python bench/files/run_ucm.py $(BENCH_FLAGS)
 
 .PHONY: bench-peer
-bench-peer: package ## Hits on another host, beside plain TCP; network namespaces, so as root
+bench-peer: package ## Compare hits on another host with plain TCP, in network namespaces; needs root
 	PYTHONPATH=bench:tests/python $(BIN)/python -m peer $(BENCH_FLAGS)
 
 .PHONY: bench-transfer
-bench-transfer: command $(VENV)/.transfer ## Beside Mooncake's and NIXL's transfer engines, over TCP
+bench-transfer: command $(VENV)/.transfer ## Compare with the transfer engines of Mooncake and NIXL over TCP
 	$(BIN)/python bench/transfer/run.py --command $(CARGO_TARGET_DIR)/release/kvdepot $(BENCH_FLAGS)
 
 .PHONY: bench-cuda
-bench-cuda: command package $(VENV)/.vllm ## Blocks to and from a CUDA device, or without one what a double of its driver leaves of it
+bench-cuda: command package $(VENV)/.vllm ## Measure copies to and from a CUDA device, or the processor's work with a mock driver
 	@if ldconfig -p | grep -q 'libcuda.so.1'; then \
 		$(CARGO_TARGET_DIR)/release/kvdepot bench cuda $(BENCH_FLAGS); \
 	else \
@@ -254,42 +254,42 @@ bench-cuda: command package $(VENV)/.vllm ## Blocks to and from a CUDA device, o
 	PYTHONPATH=bench:tests/python:tests/engine $(BIN)/python -m vllm_step $(filter --json,$(BENCH_FLAGS))
 
 .PHONY: bench-session
-bench-session: package $(VENV)/.llama ## llama.cpp's prompts and its server, with what is stored and without
+bench-session: package $(VENV)/.llama ## Measure prompts of llama.cpp and of its server, with and without stored states
 	PYTHONPATH=bench:tests/llama_cpp:examples $(BIN)/python -m llama_restore $(BENCH_FLAGS)
 	PYTHONPATH=bench:tests/llama_cpp:examples $(BIN)/python -m llama_server $(BENCH_FLAGS)
 
 .PHONY: bench-lmcache-ttft
-bench-lmcache-ttft: package $(VENV)/.lmcache ## Hits of vLLM through LMCache, beside its own DRAM's
+bench-lmcache-ttft: package $(VENV)/.lmcache ## Compare vLLM's hits through LMCache with hits in LMCache's own DRAM
 	$(BIN)/python bench/lmcache/ttft.py $(BENCH_FLAGS)
 
 .PHONY: bench-long-doc-qa
-bench-long-doc-qa: package $(VENV)/.vllm ## Long documents on real vLLM, restored at once and by chunk
+bench-long-doc-qa: package $(VENV)/.vllm ## Measure long documents on vLLM, restored in one batch and chunk by chunk
 	PYTHONPATH=bench $(BIN)/python -m long_doc_qa $(BENCH_FLAGS)
 
 .PHONY: bench-churn
-bench-churn: package $(VENV)/.vllm ## Prompts that come again on real vLLM, with a depot too small for them
+bench-churn: package $(VENV)/.vllm ## Measure repeated prompts on vLLM with a depot that is too small for the prompts
 	PYTHONPATH=bench $(BIN)/python -m churn $(BENCH_FLAGS)
 
 # BENCH_FLAGS: --case NAME, --json, --lmcache, --connector JSON.
 .PHONY: bench-identity
-bench-identity: package $(VENV)/.vllm ## Whether an engine is served KV that another configuration computed
+bench-identity: package $(VENV)/.vllm ## Check that no engine loads KV data that another configuration computed
 	PYTHONPATH=bench:examples $(BIN)/python -m identity $(BENCH_FLAGS)
 
 # The real model is the demo's.
 .PHONY: bench-probes
-bench-probes: package $(VENV)/.vllm $(VENV)/.model ## Differences that probes find in equal engines and in others; what a probe costs
+bench-probes: package $(VENV)/.vllm $(VENV)/.model ## Measure the differences that probes find between engines, and the cost of a probe
 	PYTHONPATH=examples $(BIN)/python -m vllm_demo.smollm build/demo/model
 	PYTHONPATH=bench $(BIN)/python -m identity.tolerances --model build/demo/model $(BENCH_FLAGS)
 	PYTHONPATH=bench $(BIN)/python -m identity.probe_cost --model build/demo/model
 
 .PHONY: bench-burst
-bench-burst: package $(VENV)/.vllm $(VENV)/.model ## Requests at once over one stored prefix, from kvdepot and from vLLM's own cache
+bench-burst: package $(VENV)/.vllm $(VENV)/.model ## Measure simultaneous requests for one stored prefix: kvdepot against vLLM's cache
 	PYTHONPATH=examples $(BIN)/python -m vllm_demo.smollm build/demo/model
 	PYTHONPATH=bench $(BIN)/python -m burst --model build/demo/model $(BENCH_FLAGS)
 
 # --quick ends in some five minutes; all of it takes half an hour on two cores.
 .PHONY: bench-vllm
-bench-vllm: package $(VENV)/.vllm ## vLLM's own serving benchmark: full compute, its cache, kvdepot
+bench-vllm: package $(VENV)/.vllm ## Run vLLM's serving benchmark: full computation, vLLM's cache, kvdepot
 	PYTHONPATH=bench $(call over_3fs,$(BENCH_FLAGS),build/bench-vllm,--folder) \
 		$(BIN)/python -m vllm_serve $(BENCH_FLAGS)
 
@@ -299,7 +299,7 @@ bench-vllm: package $(VENV)/.vllm ## vLLM's own serving benchmark: full compute,
 KVDEPOT_NO_SKIPS ?= 1
 
 .PHONY: test test-rust test-python test-all
-test: check-test ## All tests with fixed seeds, the end-to-end ones on real vLLM too
+test: check-test ## Run all tests with fixed seeds, including the end-to-end tests on vLLM
 	@$(MAKE) --no-print-directory test-rust test-python
 
 # The runner builds all test programs and runs several at the same time. Its last lines are the
@@ -311,7 +311,7 @@ test-rust:
 	$(suite) run
 
 .PHONY: check
-check: ## Lints and quick tests of one crate, such as CRATE=store
+check: ## Run the lints and the quick tests of one crate, for example CRATE=store
 	$(call say,clippy of kvdepot-$(or $(CRATE),$(error CRATE=<name> is not given)))
 	cargo clippy --quiet -p kvdepot-$(CRATE) --all-targets -- -D warnings
 	$(call say,tests of less than 5 s$(,) and the simulator)
@@ -332,7 +332,7 @@ test-python: package $(VENV)/.model $(VENV)/.lmcache
 SIM_SECONDS ?= 60
 
 .PHONY: sim
-sim: ## Seeded histories of everything at once, with faults, for SIM_SECONDS
+sim: ## Run seeded random histories of all operations, with faults, for SIM_SECONDS
 	$(call say,the simulator)
 ifdef SIM_BREAK
 	SIM_SECONDS=$(SIM_SECONDS) cargo run --quiet -p kvdepot-dev -- mutants break $(SIM_BREAK)
@@ -340,7 +340,7 @@ else
 	SIM_SECONDS=$(SIM_SECONDS) cargo test --quiet -p kvdepot-service --test sim
 endif
 
-test-all: ## The same with many more rounds, and with fresh seeds, which are printed
+test-all: ## Run all tests with many more rounds, and with new seeds, which are printed
 	$(MAKE) llama
 	KVDEPOT_TEST_ALL=1 KVDEPOT_NO_SKIPS=$(KVDEPOT_NO_SKIPS) $(MAKE) test
 	$(MAKE) test-unsafe
@@ -348,17 +348,17 @@ test-all: ## The same with many more rounds, and with fresh seeds, which are pri
 	$(MAKE) test-fresh
 
 .PHONY: test-fresh
-test-fresh: ## What make demo prints on a fresh Debian with one thing missing; needs root, mmdebstrap
+test-fresh: ## Check make demo on a fresh Debian with one thing missing; needs root and mmdebstrap
 	$(call say,fresh roots with one thing missing)
 	tests/fresh/run.sh
 
 .PHONY: mutants
-mutants: ## How many faults the simulator catches, two minutes each; needs cargo-mutants
+mutants: ## Count the faults that the simulator catches, two minutes each; needs cargo-mutants
 	cargo run --quiet -p kvdepot-dev -- mutants run $(MUTANTS_FLAGS)
 	cargo run --quiet -p kvdepot-dev -- mutants table
 
 .PHONY: test-vm
-test-vm: ## Real DAX devices over a restart, in a virtual machine; needs qemu, which root installs
+test-vm: ## Test real DAX devices across a restart in a VM; needs qemu, which root installs
 	$(call say,a virtual machine with a device DAX and a DAX file system)
 	tests/vm/run.sh
 
@@ -370,7 +370,7 @@ nightly = cargo +nightly miri --version >/dev/null 2>&1 \
 	|| { echo "skipped: needs rustup toolchain install nightly -c miri -c rust-src"; exit 0; }
 
 .PHONY: test-unsafe
-test-unsafe: ## Unsafe code and threads under Miri and the sanitizers; needs a nightly toolchain
+test-unsafe: ## Run unsafe code and threads under Miri and the sanitizers; needs a nightly toolchain
 	$(call say,Miri: undefined behaviour)
 	@$(nightly); MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" \
 		CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/miri \
@@ -398,7 +398,7 @@ fuzzer = cargo +nightly fuzz --version >/dev/null 2>&1 \
 	|| { echo "skipped: needs rustup toolchain install nightly and cargo install cargo-fuzz"; exit 0; }
 
 .PHONY: fuzz
-fuzz: ## Arbitrary operations on the allocator, FUZZ_SECONDS each; needs nightly and cargo-fuzz
+fuzz: ## Fuzz the allocator, FUZZ_SECONDS per target; needs nightly and cargo-fuzz
 	$(call say,fuzzing: $(FUZZ_TARGETS))
 	@$(fuzzer); for target in $(FUZZ_TARGETS); do \
 		mkdir -p fuzz/corpus/$$target; \
@@ -410,8 +410,8 @@ fuzz: ## Arbitrary operations on the allocator, FUZZ_SECONDS each; needs nightly
 
 OTHER = $(if $(findstring aarch64,$(HOST)),x86_64,aarch64)-unknown-linux-gnu
 
-.PHONY: lint lint-rust lint-python lint-repeats fmt docs
-lint: lint-rust lint-python lint-repeats ## Formatting, lints, types, generated files; warnings are errors
+.PHONY: lint lint-rust lint-python lint-repeats fmt docs hooks
+lint: lint-rust lint-python lint-repeats ## Check formatting, lints, types and generated files; warnings are errors
 
 lint-rust:
 	$(call need,fmt,rustfmt)
@@ -450,18 +450,21 @@ lint-repeats: $(BIN)/uv
 		|| { echo "skipped: jscpd cannot be installed here"; exit 0; }; \
 		cargo run --quiet -p kvdepot-dev -- repeats
 
-fmt: $(VENV)/.dev ## Format everything
+hooks: ## Have git check the first line of each commit message
+	git config core.hooksPath .githooks
+
+fmt: $(VENV)/.dev ## Format all sources
 	$(call need,fmt,rustfmt)
 	cargo fmt --all
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-docs: ## Regenerate the reference pages, build the API documentation
+docs: ## Regenerate the reference pages, and build the API documentation
 	cargo run --quiet -p kvdepot-dev -- generate
 	cargo doc --workspace --no-deps
 
 .PHONY: clean
-clean: ## Remove all that was built and installed here
+clean: ## Remove all build results, and everything that make has installed in this tree
 	cargo clean
 	rm -rf build dist $(VENV) .mypy_cache .pytest_cache .ruff_cache
 

@@ -16,6 +16,7 @@ mod tree;
 mod words;
 
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use kvdepot_dev::root;
 
@@ -437,5 +438,34 @@ fn generated_files_are_current() {
             "{}: make docs",
             page.path
         );
+    }
+}
+
+/// `make hooks` has git run it.
+#[test]
+fn the_hook_accepts_commit_messages_of_the_form_alone() {
+    let message = tempfile::NamedTempFile::new().unwrap();
+    let accepts = |subject: &str| {
+        std::fs::write(message.path(), format!("{subject}\n\nWhy.\n")).unwrap();
+        let mut hook = Command::new(root().join(".githooks/commit-msg"));
+        hook.arg(message.path()).stderr(Stdio::null());
+        hook.status().unwrap().success()
+    };
+    for subject in [
+        "store: bound the queue",
+        "store, cli: name the tier",
+        "Merge x",
+    ] {
+        assert!(accepts(subject), "{subject}");
+    }
+    let long = format!("store: {}", "x".repeat(72));
+    for subject in [
+        "bound the queue",
+        "Store: bound",
+        "store: bounded.",
+        "store:",
+        &long,
+    ] {
+        assert!(!accepts(subject), "{subject}");
     }
 }
