@@ -1,10 +1,10 @@
-"""How much stored blocks differ from what engines compute: between engines that are equal, and
-where something is left out of a namespace.
+"""Measures the differences between stored blocks and computed blocks of engines.
 
-For each type of elements: the largest difference that the probes of equal engines find, in other
-batches, chunks and after decoding; the tolerance; and the smallest difference of probes that a hole
-in the identity must not pass. The largest healthy difference is to be at most half the tolerance,
-and the tolerance at most a quarter of the smallest difference of a hole.
+The program compares equal engines, and engines with a difference that is left out of the namespace.
+For each element type it prints three values: the largest difference between equal engines, in other
+batches, chunks and after decoding; the tolerance of probes; and the smallest difference that a
+probe must detect. The largest difference of equal engines must be at most half of the tolerance,
+and the tolerance at most a quarter of the smallest difference to detect.
 """
 
 from __future__ import annotations
@@ -140,9 +140,15 @@ def _with(engine: Engine, options: dict[str, Any], both: dict[str, Any], home: s
 def main() -> int:
     """The table; 1 where the differences leave no room for the tolerance."""
     options = program.parser("identity.tolerances", __doc__)
-    options.add_argument("--prompts", type=int, default=40, help="of each kind of engine")
-    options.add_argument("--model", type=Path, help="directory of a real model, to compare too")
-    options.add_argument("--only", default="", help="a part of the names of what is compared")
+    options.add_argument(
+        "--prompts", type=int, default=40, help="number of prompts per kind of engine (default: 40)"
+    )
+    options.add_argument(
+        "--model", type=Path, help="directory of a real model to compare in addition"
+    )
+    options.add_argument(
+        "--only", default="", help="part of the names of the comparisons to run (default: all)"
+    )
     given = options.parse_args()
     import torch
     from kvdepot.vllm.comparing import TOLERANCES
@@ -151,7 +157,7 @@ def main() -> int:
     least: dict[str, float] = {}
     probes = 0
     with Engines() as engines:
-        for shape in shapes(given.model):
+        for shape in shapes(given.model and given.model.resolve()):
             if given.only not in shape.name:
                 continue
             program.say(shape.name)

@@ -19,7 +19,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent not in item.path.parents or item.get_closest_marker("unit"):
             continue
-        item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
         if importlib.util.find_spec("vllm") is None:
             item.add_marker(missing)
 

@@ -38,9 +38,9 @@ READ_SECONDS = 30.0
 TOLERANCES = {
     torch.float32: 0.01,
     torch.float16: 0.1,
-    torch.bfloat16: 0.3,
-    torch.float8_e4m3fn: 0.3,
-    torch.float8_e5m2: 0.3,
+    torch.bfloat16: 0.2,
+    torch.float8_e4m3fn: 0.2,
+    torch.float8_e5m2: 0.2,
 }
 # A layer of a block differs by what so many of its rows do not exceed: in bfloat16, single rows of
 # equal engines differ by half of their norm.
