@@ -1,7 +1,7 @@
-"""Draws the pictures in docs/plots from the rows in bench/runs: `make plots`.
+"""Draws the pictures in docs/plots from the results in bench/runs: `make plots`.
 
-Each SVG carries the names of its files and the SHA-256 of the rows that it was drawn from, so that
-a test notices when rows have changed since.
+Each SVG contains the names of its source files and the SHA-256 of the results that it was drawn
+from, so that a test detects later changes of the results.
 """
 
 from __future__ import annotations

@@ -22,7 +22,11 @@ def parser(name: str, about: str | None) -> argparse.ArgumentParser:
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--json", action="store_true", help="one JSON object a line")
+    made.add_argument(
+        "--json",
+        action="store_true",
+        help="print JSON Lines (one object per line) instead of a table",
+    )
     return made
 
 
@@ -37,7 +41,14 @@ def parser_with_model(
         "VLLM_LOGGING_LEVEL": "WARNING",
     }
     made = parser(name, about)
-    made.add_argument("--model", required=True, help="directory of a model")
-    made.add_argument("--tokens", type=int, default=tokens, help="of a stored prompt")
-    made.add_argument("--requests", type=int, default=requests, help="that are measured")
+    made.add_argument("--model", required=True, help="directory of the model to use")
+    made.add_argument(
+        "--tokens", type=int, default=tokens, help=f"tokens per stored prompt (default: {tokens})"
+    )
+    made.add_argument(
+        "--requests",
+        type=int,
+        default=requests,
+        help=f"number of measured requests (default: {requests})",
+    )
     return made

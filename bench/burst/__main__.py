@@ -1,9 +1,9 @@
-"""Requests that come at once and share one stored prefix: its blocks are to be read once.
+"""Measures simultaneous requests for one stored prefix, whose blocks are to be read only once.
 
-One engine answers the same burst in turns from its own prefix cache, and from kvdepot with that
-cache emptied before. The limit is the time from its own cache and one and a half times the load of
-the prefix by a single request. Printed beside it: the bytes that kvdepot read, relative to those of
-the prefix.
+One engine answers the same requests in turns from its own prefix cache, and from kvdepot after this
+cache was emptied. The limit is the time with the engine's own cache, plus one and a half times the
+time in which a single request loads the prefix. The program also prints the bytes that kvdepot
+read, divided by the bytes of the prefix.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_BYTES = 1.1
 def main() -> int:
     """The figures; 1 where the burst takes longer, or reads more, than it may."""
     options = program.parser_with_model("burst", __doc__, tokens=7936, requests=32)
-    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--rounds", type=int, default=5, help="number of rounds (default: 5)")
     given = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="burst") as at:
         seconds, read = _measure(given, Path(at))

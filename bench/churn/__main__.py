@@ -1,9 +1,9 @@
-"""`make bench-churn`: what kvdepot writes, serves and promotes under vLLM when prompts come again.
+"""Measures writes, hits and promotions under vLLM for repeated prompts: `make bench-churn`.
 
-54 prompts of 2,432 tokens over 24 prefixes are asked for in random order, four at a time. The depot
-(`Cache|Dax`) holds three quarters of what they need together. Once vLLM's own prefix cache is large
-enough for all of them, and once it is off. `kvdepot bench churn` repeats the same histories without
-an engine, beside an exact least recently used order.
+54 prompts of 2,432 tokens with 24 prefixes are requested in random order, four at a time. The depot
+(`Cache|Dax`) holds three quarters of the blocks of all prompts. vLLM's own prefix cache is large
+enough for all prompts in one run, and off in the other run. `kvdepot bench churn` repeats the same
+requests without an engine, and compares with an exact LRU order.
 """
 
 from __future__ import annotations
@@ -137,12 +137,34 @@ def run(options: argparse.Namespace, engine: str, work: Path) -> list[dict[str, 
 def main() -> int:
     """Measure, and print one row a metric."""
     parser = program.parser("churn", __doc__)
-    parser.add_argument("--requests", type=int, default=300, help="prompts asked for (full: 3277)")
-    parser.add_argument("--order", choices=ORDERS, default="skewed", help="how they are drawn")
-    parser.add_argument("--policy", choices=("learned", "all"), default="learned")
-    parser.add_argument("--engine-cache", choices=ENGINES, help="only this one; default both")
     parser.add_argument(
-        "--arenas", type=Path, default=Path("/dev/shm"), help="folder for the arenas"
+        "--requests",
+        type=int,
+        default=300,
+        help="number of requests, at least 1; 3277 in the full benchmark (default: 300)",
+    )
+    parser.add_argument(
+        "--order",
+        choices=ORDERS,
+        default="skewed",
+        help="distribution of the prompts over the requests (default: skewed)",
+    )
+    parser.add_argument(
+        "--policy",
+        choices=("learned", "all"),
+        default="learned",
+        help="admission policy of the depot (default: learned)",
+    )
+    parser.add_argument(
+        "--engine-cache",
+        choices=ENGINES,
+        help="prefix cache of vLLM: for all prompts, or off (default: both)",
+    )
+    parser.add_argument(
+        "--arenas",
+        type=Path,
+        default=Path("/dev/shm"),
+        help="folder for the arenas (default: /dev/shm)",
     )
     options = parser.parse_args()
     if options.requests < 1:

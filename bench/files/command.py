@@ -113,14 +113,29 @@ def run(
 ) -> int:
     """Measure each size of block."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--quick", action="store_true", help="64MiB a round, 3 rounds")
-    parser.add_argument("--rounds", type=int, help="rounds, of which the median counts (7)")
-    parser.add_argument("--blocks", default=BLOCKS, help=f"sizes of blocks ({BLOCKS})")
-    parser.add_argument("--batch", type=size, help="bytes that are moved in a round (256MiB)")
-    parser.add_argument("--jobs", type=int, default=16, help="calls under way at a time (16)")
     parser.add_argument(
-        "--dir", type=Path, default=Path("/var/tmp"), help="a directory on the disk that is meant"
+        "--json",
+        action="store_true",
+        help="print JSON Lines (one object per line) instead of a table",
+    )
+    parser.add_argument("--quick", action="store_true", help="quick run: 64MiB per round, 3 rounds")
+    parser.add_argument(
+        "--rounds", type=int, help="number of rounds; the result is the median (default: 7)"
+    )
+    parser.add_argument(
+        "--blocks", default=BLOCKS, help=f"block sizes, separated by commas (default: {BLOCKS})"
+    )
+    parser.add_argument(
+        "--batch", type=size, help="bytes per round, at least one block (default: 256MiB)"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=16, help="calls in flight at a time (default: 16)"
+    )
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        default=Path("/var/tmp"),
+        help="directory on the disk to measure (default: /var/tmp)",
     )
     options = parser.parse_args(arguments)
     rounds = options.rounds or (3 if options.quick else 7)

@@ -1,9 +1,10 @@
-"""kvdepot's Posix tier beside vLLM's `fs` tier and LMCache's disk: `make bench-files`.
+"""Compares kvdepot's Posix tier with vLLM's `fs` tier and LMCache's disk: `make bench-files`.
 
-In each round every contender moves as many blocks of the same size between memory and files of its
-own in one directory, once, one after the other: a store of new blocks, and then a load of them.
-All by direct I/O, kvdepot with its checksums. Figures are medians over the rounds, ratios medians
-over the ratios of each round. Every contender's bytes are compared with what was stored.
+In each round, each program stores the same number of new blocks of the same size in its own files
+in one directory, and then loads the blocks into memory. The programs run one after the other, all
+with direct I/O, kvdepot with its checksums. Values are medians over the rounds, and ratios are
+medians over the ratios of the rounds. The loaded bytes of each program are compared with the stored
+bytes.
 """
 
 from __future__ import annotations

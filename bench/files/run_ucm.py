@@ -1,9 +1,10 @@
-"""kvdepot's Posix tier beside UCM's store Posix and NIXL's plug-in POSIX: `make bench-ucm`.
+"""Compares kvdepot's Posix tier with UCM's Posix store and NIXL's POSIX plug-in: `make bench-ucm`.
 
-As run.py, in an environment of its own, since UCM's wheel is for CPython 3.12. All by direct I/O,
-kvdepot with its checksums; what is stored outlives the process and no power cut. UCM's and NIXL's
-settings are those that are fastest here, chosen for each size of block and for stores and loads by
-a trial of each. NIXL has files and no store: it opens each by its own name and publishes nothing.
+The method is the method of run.py. The benchmark needs its own environment, because UCM's wheel is
+for CPython 3.12. All programs use direct I/O, kvdepot with its checksums. Stored data survives the
+process, but not a power loss. For UCM and NIXL, the fastest settings on this machine are used,
+chosen by a trial for each block size, for stores and for loads. NIXL reads and writes files without
+a store: the benchmark opens each file by its own name, and publishes nothing.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Two engines, one after the other: is the second served what another configuration computed?
+"""Checks that an engine never loads KV data that another configuration computed.
 
-For each change the first engine stores a prompt's KV, and the second, which is configured in
-another way, is asked the same. A row says how many tokens it was served, and whether it answers
-what an engine of its configuration answers without a connector. `stale` are tokens that were served
-though the answer then differs. Each change has a control: the same with the change taken out of
-kvdepot's names must be stale, else the row says nothing. Where stale KV would not fit whatever its
-name, an engine like the first one must be served instead. A harmless change must be served.
+For each change of the configuration, the first engine stores the KV data of a prompt, and a second
+engine with the changed configuration gets the same prompt. A row contains the number of tokens that
+the second engine loaded, and whether the answer equals the answer of the same engine without a
+connector. Loaded tokens with another answer are `stale`.
+
+Each change has a control: if the change is removed from kvdepot's names, the loaded tokens must be
+stale. Otherwise the row has no result. Where stale KV data could not fit, an engine like the first
+one must load the tokens instead. After a harmless change, the second engine must load the tokens.
 """
 
 from __future__ import annotations
@@ -148,15 +150,19 @@ def lmcache() -> Iterator[tuple[dict[str, Any], Callable[[], None]]]:
 def main() -> int:
     """The table; 1 where kvdepot served stale KV or missed after a harmless change."""
     options = program.parser("identity", __doc__)
-    options.add_argument("--case", action="append", help="only cases whose name contains this")
+    options.add_argument(
+        "--case",
+        action="append",
+        help="part of the names of the cases to run; repeatable (default: all)",
+    )
     options.add_argument(
         "--connector",
         type=json.loads,
-        help="instead of kvdepot's, another connector's --kv-transfer-config as JSON; "
-        "{directory} is one of the case's",
+        help="--kv-transfer-config of another connector, as JSON, to run instead of kvdepot's; "
+        "{directory} is replaced by a directory of the case",
     )
     options.add_argument(
-        "--lmcache", action="store_true", help="LMCache's connector and server besides"
+        "--lmcache", action="store_true", help="also run LMCache's connector and server"
     )
     given = options.parse_args()
     failed = False

@@ -1,8 +1,8 @@
-"""What a probe costs: the time to the first token of a hit that is probed, beside one that is not.
+"""Measures the cost of a probe: the time to the first token of a hit with and without a probe.
 
-One engine serves the same stored prompts, in turns with every hit probed and with none, and its own
-prefix cache is emptied before each. What a probe costs on average is the difference divided by the
-default of `probe_every`.
+One engine serves the same stored prompts, in turns with a probe for every hit and without probes.
+The engine's own prefix cache is emptied before each request. The average cost of probes per request
+is the difference of the two times, divided by the default of `probe_every`.
 """
 
 from __future__ import annotations

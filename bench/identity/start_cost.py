@@ -1,7 +1,6 @@
-"""What the identity of sampled weights costs at a start.
+"""Measures the time to fingerprint sampled weights when an engine starts.
 
-Files of 28 GB, which have holes in place of data, are fingerprinted twice, at first with no page of
-them in memory.
+Sparse files of 28 GB in total are fingerprinted twice: the first time without cached pages.
 """
 
 from __future__ import annotations
@@ -28,7 +27,9 @@ TENSORS = 64
 def main() -> int:
     """The figures; 1 where it takes longer than it may."""
     options = program.parser("identity.start_cost", __doc__)
-    options.add_argument("--folder", type=Path, help="where the files are; a temporary one")
+    options.add_argument(
+        "--folder", type=Path, help="folder for the files (default: the system's temporary folder)"
+    )
     given = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="start-cost", dir=given.folder) as at:
         files = [_file(Path(at) / f"model-{number}.safetensors") for number in range(FILES)]

@@ -1,11 +1,11 @@
-"""A prompt of llama.cpp's, restored from a depot beside computed, in turn.
+"""Compares restoring a llama.cpp prompt from a depot with computing the prompt.
 
     PYTHONPATH=bench:tests/llama_cpp python -m llama_restore [--json]
 
-Each round computes the prompt, and restores it with a depot that was opened for it, as a new
-process would: index, files, verification, and the state's way into llama.cpp are in the time. Files
-are out of the page cache before. Both end with the next token's logits, whose bytes must be the
-same. The model has random weights.
+Each round computes the prompt, and then restores the prompt from a newly opened depot, as a new
+process would. The measured time includes opening the depot, reading files that are not in the page
+cache, verification, and loading the state into llama.cpp. Computing and restoring both end with the
+logits of the next token, whose bytes must be equal. The model has random weights.
 """
 
 from __future__ import annotations
@@ -94,10 +94,19 @@ def measure(llama: Any, folder: Path, tokens: int, rounds: int) -> dict[str, Any
 def main() -> int:
     """Measure, and print a row a prompt."""
     parser = program.parser("llama_restore", __doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, action="append", help="of the prompt; 4096")
-    parser.add_argument("--model", type=Path, help="a GGUF; one of random weights unless given")
-    parser.add_argument("--folder", type=Path, help="where the depot is; the temporary one")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds (default: 5)")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        action="append",
+        help="tokens of the prompt; repeatable (default: 4096)",
+    )
+    parser.add_argument(
+        "--model", type=Path, help="GGUF file (default: a model with random weights)"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="folder for the depot (default: the system's temporary folder)"
+    )
     options = parser.parse_args()
     prompts = options.tokens or [4096]
     if min([options.rounds, *prompts]) < 1:

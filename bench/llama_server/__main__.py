@@ -1,16 +1,15 @@
-"""What the local server that remembers costs and saves, beside llama-cpp-python's own.
+"""Measures the costs and savings of kvdepot's llama.cpp server against llama-cpp-python's server.
 
     PYTHONPATH=bench:tests/llama_cpp python -m llama_server [--json]
 
-Restart: conversations of ten turns; then the server is stopped and started again, and turn 11 is
-asked. Once as the first request of the new process, once as the second; the limit is the same turn
-of such a conversation in the process that has just answered turn 10. What computing it all takes is
-a row too.
+Restart: after conversations of ten turns, the server is stopped and started again, and then answers
+turn 11, as the first and as the second request of the new process. The limit is the time of turn 11
+in a process that has just answered turn 10. The time to compute all tokens is measured too.
 
-Nothing to reuse: prompts that nobody has asked before, to a server with the cache attached and to
-one without, both running, in turn. One at a time, and three without a pause.
+Without reuse: a server with kvdepot's cache and a server without run at the same time, and receive
+new prompts in turn, one at a time, and three without a pause.
 
-Each turn's first token is timed by a client that streams. The model has random weights.
+A streaming client measures the time to the first token of each turn. The model has random weights.
 """
 
 from __future__ import annotations
@@ -194,12 +193,30 @@ def measure(options: argparse.Namespace, model: Path, work: Path) -> list[dict[s
 def main() -> int:
     """Measure, and print one row a metric and case."""
     parser = program.parser("llama_server", __doc__)
-    parser.add_argument("--flash-attn", action="store_true", help="of both servers")
-    parser.add_argument("--turn-tokens", type=int, default=200, help="that a user says in a turn")
-    parser.add_argument("--fresh", type=int, default=2000, help="tokens of prompts to compute")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--model", type=Path, help="a GGUF; one of random weights unless given")
-    parser.add_argument("--folder", type=Path, help="where the depots are; the temporary one")
+    parser.add_argument(
+        "--flash-attn", action="store_true", help="use flash attention in both servers"
+    )
+    parser.add_argument(
+        "--turn-tokens",
+        type=int,
+        default=200,
+        help="tokens per user message, at least 1 (default: 200)",
+    )
+    parser.add_argument(
+        "--fresh",
+        type=int,
+        default=2000,
+        help="tokens per prompt without a stored prefix, at least 1 (default: 2000)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="number of rounds, at least 1 (default: 5)"
+    )
+    parser.add_argument(
+        "--model", type=Path, help="GGUF file (default: a model with random weights)"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="folder for the depots (default: the system's temporary folder)"
+    )
     options = parser.parse_args()
     if min(options.rounds, options.turn_tokens, options.fresh) < 1:
         parser.error("--rounds, --turn-tokens and --fresh are at least 1")

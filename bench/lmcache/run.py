@@ -1,9 +1,9 @@
-"""kvdepot beside LMCache's DAX backends: `make bench-lmcache`, or `python bench/lmcache/run.py`.
+"""Compares kvdepot with LMCache's DAX backends: `make bench-lmcache`.
 
-In each round every contender moves the same chunks once, one after the other: LMCache 0.5.6,
-kvdepot through the same interface, and plain copies of the same pieces. Figures are medians over
-the rounds, ratios medians over the ratios of each round. Every contender's bytes are compared with
-what was stored, before the first round and after the last.
+In each round, each program moves the same chunks once, one program after the other: LMCache 0.5.6,
+kvdepot through the same interface, and plain copies of the same chunks. Values are medians over the
+rounds, and ratios are medians over the ratios of the rounds. The bytes of each program are compared
+with the stored bytes, before the first and after the last round.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 SURFACES = {
-    "batched_get": "DaxBackend.batched_get_blocking; the storage plug-in's",
-    "get": "DaxBackend.batched_get_blocking; kvdepot's own get into given buffers",
-    "mp": "DaxL2Adapter's load task; the native plug-in's, in LMCache's wrapper",
-    "mp_adapter": "DaxL2Adapter's load task; the Python adapter's",
-    "put": "DaxBackend's put; the storage plug-in's",
+    "batched_get": "batched_get_blocking of DaxBackend and of the storage plug-in",
+    "get": "batched_get_blocking of DaxBackend, and kvdepot's get into given buffers",
+    "mp": "load tasks of DaxL2Adapter and of the native plug-in in LMCache's wrapper",
+    "mp_adapter": "load tasks of DaxL2Adapter and of the Python adapter",
+    "put": "puts of DaxBackend and of the storage plug-in",
 }
 CASES = "256x1MiB,1024x4KiB,1024x64KiB,256x256KiB,256x4MiB"
 UNITS = {"KiB": 10, "MiB": 20}
@@ -106,19 +106,33 @@ def show(found: Sequence[dict[str, Any]]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure each surface in each case."""
     parser = argparse.ArgumentParser(prog="bench/lmcache/run.py", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--rounds", type=int, default=9, help="rounds, of which the median counts")
-    parser.add_argument("--cases", default=CASES, help=f"blocks and sizes ({CASES})")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print JSON Lines (one object per line) instead of a table",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=9,
+        help="number of rounds; the result is the median (default: 9)",
+    )
+    parser.add_argument(
+        "--cases",
+        default=CASES,
+        help=f"numbers and sizes of blocks, separated by commas (default: {CASES})",
+    )
     parser.add_argument(
         "--surfaces",
         default=",".join(SURFACES),
-        help="; ".join(f"{name}: {text}" for name, text in SURFACES.items()),
+        help="interfaces to measure, separated by commas (default: all): "
+        + "; ".join(f"{name}: {text}" for name, text in SURFACES.items()),
     )
     parser.add_argument(
         "--folder",
         type=Path,
         default=Path("/dev/shm"),
-        help="where the arenas are: a folder on tmpfs (the default) or on a file system",
+        help="folder for the arenas, on tmpfs or on another file system (default: /dev/shm)",
     )
     options = parser.parse_args(arguments)
     surfaces = options.surfaces.split(",")

@@ -1,7 +1,8 @@
-"""`make bench-lmcache-ttft`: hits of real vLLM through LMCache's connector and server.
+"""Measures hits of vLLM through LMCache's connector and server: `make bench-lmcache-ttft`.
 
-Each prompt is computed once. Then, in each round, it is asked with LMCache's DRAM emptied, so that
-every chunk comes out of kvdepot, and once more, when LMCache's DRAM has it: that is the limit.
+Each prompt is computed once. In each round, the prompt is requested twice: after LMCache's DRAM was
+emptied, so that every chunk comes from kvdepot, and then with all chunks in LMCache's DRAM. The
+second time is the limit.
 """
 
 from __future__ import annotations
@@ -114,12 +115,21 @@ def rows(options: argparse.Namespace, times: dict[str, list[float]]) -> list[dic
 def main() -> int:
     """Measure, and print one row a metric."""
     parser = argparse.ArgumentParser(prog="bench/lmcache/ttft.py", description=__doc__)
-    parser.add_argument("--tokens", type=int, default=8000, help="of each prompt")
-    parser.add_argument("--prompts", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument(
-        "--arenas", type=Path, default=Path("/dev/shm"), help="folder for the arena"
+        "--tokens", type=int, default=8000, help="tokens per prompt (default: 8000)"
+    )
+    parser.add_argument("--prompts", type=int, default=3, help="number of prompts (default: 3)")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds (default: 5)")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print JSON Lines (one object per line) instead of a table",
+    )
+    parser.add_argument(
+        "--arenas",
+        type=Path,
+        default=Path("/dev/shm"),
+        help="folder for the arena (default: /dev/shm)",
     )
     options = parser.parse_args()
     if min(options.prompts, options.rounds) < 1 or options.tokens < 2 * CHUNK:

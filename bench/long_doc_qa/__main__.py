@@ -1,9 +1,10 @@
-"""`make bench-long-doc-qa`: long documents, two rounds of questions, several in flight.
+"""Measures questions about long documents: `make bench-long-doc-qa`.
 
-Two vLLM servers with kvdepot's connector answer the same questions. Both computed and stored every
-document in the first round; in the second one restores a document's KV in one batch, the other one
-chunk at a time. They take turns in going first, and the one that is not asked is stopped. vLLM's
-own prefix cache is off: every hit comes from kvdepot.
+Two vLLM servers with kvdepot's connector answer the same questions, several in flight. In the first
+round, each server computes and stores every document. In the second round, one server restores the
+KV data of a document in one batch, and the other server one chunk at a time. The servers start in
+turns, and the idle server is stopped. vLLM's own prefix cache is off, so that every hit comes from
+kvdepot.
 """
 
 from __future__ import annotations
@@ -176,18 +177,36 @@ def rows(
 def main() -> int:
     """Measure, and print one row a metric."""
     parser = program.parser("long_doc_qa", __doc__)
-    parser.add_argument("--documents", type=int, default=6, help="documents (30 in the full one)")
-    parser.add_argument("--tokens", type=int, default=4000, help="of each (10000 in the full one)")
-    parser.add_argument("--in-flight", type=int, default=5, help="questions at a time")
+    parser.add_argument(
+        "--documents",
+        type=int,
+        default=6,
+        help="number of documents; 30 in the full benchmark (default: 6)",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=4000,
+        help="tokens per document, at least 256; 10000 in the full benchmark (default: 4000)",
+    )
+    parser.add_argument(
+        "--in-flight", type=int, default=5, help="questions in flight at a time (default: 5)"
+    )
     parser.add_argument(
         "--loaders",
         type=int,
         default=1,
-        help="queries that are restored by chunk at a time; 1, as in a worker's own thread",
+        help="number of questions whose documents are restored chunk by chunk at the same time "
+        "(default: 1, as in the thread of a worker)",
     )
-    parser.add_argument("--passes", type=int, default=4, help="times that the second round runs")
     parser.add_argument(
-        "--arenas", type=Path, default=Path("/dev/shm"), help="folder for the arenas"
+        "--passes", type=int, default=4, help="repetitions of the second round (default: 4)"
+    )
+    parser.add_argument(
+        "--arenas",
+        type=Path,
+        default=Path("/dev/shm"),
+        help="folder for the arenas (default: /dev/shm)",
     )
     options = parser.parse_args()
     least = min(options.documents, options.in_flight, options.loaders, options.passes)

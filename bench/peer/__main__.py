@@ -1,8 +1,8 @@
-"""`make bench-peer`: hits of 1 MiB blocks that another host has, beside plain TCP.
+"""Compares hits of 1 MiB blocks on another host with plain TCP: `make bench-peer`.
 
-Two hosts, network namespaces with a veth pair each on a bridge. All blocks have their home on the
-other one. The limit is the better of one and two plain connections that bring as many bytes by
-sends of 1 MiB into touched memory, in the same rounds.
+The two hosts are network namespaces, connected by veth pairs and a bridge. All blocks are stored on
+the other host. The limit is the better of one and two plain connections that transfer the same
+bytes by sends of 1 MiB into resident memory, in the same rounds.
 """
 
 from __future__ import annotations
@@ -119,8 +119,10 @@ def asker(hosts: list[tuple[str, str, str]], blocks: int, rounds: int) -> None:
 def main() -> None:
     """Run it, or be one of its hosts."""
     parser = argparse.ArgumentParser(prog="python -m peer", description=__doc__)
-    parser.add_argument("--blocks", type=int, default=128, help="1 MiB each")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument(
+        "--blocks", type=int, default=128, help="number of blocks of 1 MiB (default: 128)"
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="number of rounds (default: 9)")
     parser.add_argument("--role", choices=("home", "asker"), help=argparse.SUPPRESS)
     parser.add_argument("--hosts", help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -1,10 +1,11 @@
-"""kvdepot's transfer engine beside Mooncake's and NIXL's, over TCP: `make bench-transfer`.
+"""Compares kvdepot's transfer engine with Mooncake and NIXL over TCP: `make bench-transfer`.
 
-In each round every contender moves the same batch once, one after the other, between two processes
-of its own on this host: memory of huge pages that has been touched, registered whole, its pieces in
-random order on both sides, so that none continues another. Kvdepot once without checksums, as the
-others, and once with. Figures are medians over the rounds, ratios medians over the ratios of each
-round. Every contender's bytes are compared with what was sent.
+In each round, each engine moves the same batch once, one engine after the other, between its own
+two processes on this host. The memory has huge pages, is resident, and is registered as a whole.
+The requests of a batch are in random order on both sides, so that no request continues another one.
+kvdepot runs once without checksums, as the other engines, and once with checksums. Values are
+medians over the rounds, and ratios are medians over the ratios of the rounds. The received bytes of
+each engine are compared with the sent bytes.
 """
 
 from __future__ import annotations
@@ -161,12 +162,30 @@ def show(row: dict[str, Any]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure each batch."""
     parser = argparse.ArgumentParser(prog="bench/transfer/run.py", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--quick", action="store_true", help="two batches, 3 rounds")
-    parser.add_argument("--rounds", type=int, help="rounds, of which the median counts (5)")
-    parser.add_argument("--batches", help=f"megabytes and pieces ({TABLE})")
-    parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}")
-    parser.add_argument("--command", default="target/release/kvdepot", help="the command")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print JSON Lines (one object per line) instead of a table",
+    )
+    parser.add_argument("--quick", action="store_true", help="quick run: two batches, 3 rounds")
+    parser.add_argument(
+        "--rounds", type=int, help="number of rounds; the result is the median (default: 5)"
+    )
+    parser.add_argument(
+        "--batches",
+        help="megabytes and number of requests of each batch, separated by commas "
+        f"(default: {TABLE})",
+    )
+    parser.add_argument(
+        "--peers",
+        default=",".join(PEERS),
+        help="transfer engines to compare with, separated by commas (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--command",
+        default="target/release/kvdepot",
+        help="path of the kvdepot command (default: %(default)s)",
+    )
     options = parser.parse_args(arguments)
     rounds = options.rounds or (3 if options.quick else 5)
     batches = [

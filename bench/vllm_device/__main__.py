@@ -1,10 +1,10 @@
-"""What restored KV is worth to vLLM on one CUDA device, on dummy weights of Qwen3-14B's shape.
+"""Measures vLLM with stored KV data on one CUDA device, with dummy weights of Qwen3-14B's shape.
 
-Time to the first token of prompts that are computed, hit in vLLM's own prefix cache, and restored:
-by vLLM's own CPU offloading, by kvdepot's tiers, and from files after a restart. Then how fast a
-stream goes on decoding beside prompts that are computed, stored and loaded. Each engine is a
-process of its own; rows are printed as soon as they are known. vLLM has to be there for the device
-(`python bench/vllm_device/install.py --help`).
+The benchmark measures the time to the first token of prompts that are computed, hit in vLLM's own
+prefix cache, restored by vLLM's CPU offloading, by kvdepot's tiers, or from files after a restart.
+Then the benchmark measures the decode rate of a stream while other prompts are computed, stored and
+loaded. Each engine is a separate process, and results are printed immediately. vLLM must be
+installed for the device (`python bench/vllm_device/install.py --help`).
 """
 
 from __future__ import annotations
@@ -59,39 +59,84 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line, checked."""
     parser = program.parser("vllm_device", __doc__)
     parser.add_argument(
-        "--quick", action="store_true", help="4,000 and 10,000 tokens, one at a time, 2 rounds"
+        "--quick",
+        action="store_true",
+        help="quick run: 4,000 and 10,000 tokens, one at a time, 2 rounds",
     )
-    parser.add_argument("--way", action="append", choices=WAYS, help="only this; may repeat")
-    parser.add_argument("--tokens", type=int, action="append", help="only this; may repeat")
-    parser.add_argument("--concurrency", type=int, action="append", help="only this; may repeat")
-    parser.add_argument("--rounds", type=int, help="of each number; 3, or 2 with --quick")
+    parser.add_argument(
+        "--way",
+        action="append",
+        choices=WAYS,
+        help="source of the prompts' KV data; repeatable (default: all)",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        action="append",
+        help="tokens per prompt, at least 64; repeatable (default: 4000, 10000 and 32000)",
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        action="append",
+        help="requests in flight, 1 to 16; repeatable (default: 1 and 8)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help="rounds per number of tokens and of requests (default: 3, or 2 with --quick)",
+    )
     parser.add_argument(
         "--decode",
         action=argparse.BooleanOptionalAction,
-        help="the decode rate beside other prompts; unless --quick is given",
+        help="measure the decode rate while other prompts run (default: yes, except with --quick)",
     )
-    parser.add_argument("--decode-tokens", type=int, default=10_000, help="of those prompts")
-    shape = parser.add_argument_group("the model's shape")
+    parser.add_argument(
+        "--decode-tokens",
+        type=int,
+        default=10_000,
+        help="tokens per prompt that runs during --decode, at least 64 (default: 10000)",
+    )
+    shape = parser.add_argument_group("shape of the model")
     for name, size in QWEN3_14B.items():
-        shape.add_argument(f"--{name}", type=int, default=size)
+        shape.add_argument(
+            f"--{name}",
+            type=int,
+            default=size,
+            help=f"{name} in the configuration of the model (default: {size})",
+        )
     engine = parser.add_argument_group("engine and tiers")
-    engine.add_argument("--batched-tokens", type=int, default=8192, help="of one step, at most")
+    engine.add_argument(
+        "--batched-tokens",
+        type=int,
+        default=8192,
+        help="maximum number of tokens per step (default: 8192)",
+    )
     engine.add_argument(
         "--extra",
         type=json.loads,
         default={},
-        help="JSON that goes into kv_connector_extra_config of every connector, such as "
+        help="JSON object to add to kv_connector_extra_config of every connector, such as "
         "'{\"blocks_per_chunk\": 4}'",
     )
-    engine.add_argument("--host-gib", type=float, help="of host memory for a tier; as needed")
+    engine.add_argument(
+        "--host-gib", type=float, help="host memory per tier in GiB (default: as needed)"
+    )
     engine.add_argument(
         "--folder",
         type=Path,
         default=Path("build/bench-vllm-device"),
-        help="on the disk of the file tiers",
+        help="folder for the file tiers, on the disk to measure (default: %(default)s)",
     )
-    engine.add_argument("--logs", type=Path, help="folder for the engines' logs; else gone")
-    engine.add_argument("--limit", type=float, default=400.0, help="seconds for one process")
+    engine.add_argument(
+        "--logs", type=Path, help="folder for the logs of the engines (default: logs are deleted)"
+    )
+    engine.add_argument(
+        "--limit",
+        type=float,
+        default=400.0,
+        help="time limit of one process in seconds (default: 400)",
+    )
     options = parser.parse_args(arguments)
     options.tokens = options.tokens or ([4000, 10_000] if options.quick else [4000, 10_000, 32_000])
     options.concurrency = sorted(set(options.concurrency or ([1] if options.quick else [1, 8])))

@@ -1,7 +1,7 @@
-"""Unpacks vLLM for a machine without a network, and says what of it can be imported.
+"""Unpacks vLLM on a machine without a network, and reports which modules can be imported.
 
-`python bench/vllm_device/install.py PARTS TARGET`: PARTS is a folder with `part*.tar.xz`, TARGET
-the folder for PYTHONPATH. Nothing but Python is needed.
+`python bench/vllm_device/install.py PARTS TARGET`: PARTS is a folder with `part*.tar.xz`, and
+TARGET is the folder for PYTHONPATH. The program needs only Python.
 """
 
 from __future__ import annotations
@@ -92,9 +92,15 @@ def unpack(parts: Path, target: Path) -> None:
 def main() -> int:
     """Unpack, and print both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", type=Path, help="folder with part*.tar.xz")
-    parser.add_argument("target", type=Path, help="folder to unpack into, for PYTHONPATH")
-    parser.add_argument("--check", action="store_true", help="unpack nothing: it is there")
+    parser.add_argument("parts", type=Path, help="folder with the files part*.tar.xz")
+    parser.add_argument(
+        "target", type=Path, help="folder to unpack into; add this folder to PYTHONPATH"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="only check the imports of an earlier installation in TARGET",
+    )
     options = parser.parse_args()
     if not options.check:
         unpack(options.parts, options.target)

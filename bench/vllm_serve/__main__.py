@@ -1,8 +1,9 @@
-"""`make bench-vllm`: what restored KV is worth to a request, by vLLM's own serving benchmark.
+"""Measures requests with restored KV data by vLLM's own serving benchmark: `make bench-vllm`.
 
 Random prompts run twice (`--num-prompts 12 --random-output-len 2 --ignore-eos --seed 123456`), so
-that every block is a hit the second time, and prompts of which the first 80 % was stored: without a
-hit (full compute), from vLLM's own prefix cache, and from kvdepot after a restart.
+that every block is a hit the second time. Other prompts have a stored prefix of 80 %. The times are
+measured without a hit (full computation), from vLLM's own prefix cache, and from kvdepot after a
+restart.
 """
 
 from __future__ import annotations
@@ -35,19 +36,45 @@ TARGET_TOKENS = 8000
 def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line, checked."""
     parser = program.parser("vllm_serve", __doc__)
-    parser.add_argument("--pipeline", default="Cache|Posix", help="kvdepot's tiers")
-    parser.add_argument("--quick", action="store_true", help="8,000 tokens, 3 prompts, 1 at a time")
-    parser.add_argument("--tokens", type=int, action="append", help="only this length; may repeat")
-    parser.add_argument("--num-prompts", type=int, help="of each length; fewer of 16,000 or more")
-    parser.add_argument("--long", action="store_true", help="32,000 tokens as well")
-    parser.add_argument("--concurrency", type=int, action="append", help="only this; may repeat")
-    parser.add_argument("--wide", action="store_true", help="8 at a time as well")
-    parser.add_argument("--rounds", type=int, default=3, help="times that whole hits are asked")
+    parser.add_argument(
+        "--pipeline",
+        default="Cache|Posix",
+        help="tiers of kvdepot, first to last; the first is Cache (default: Cache|Posix)",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="quick run: 3 prompts of 8,000 tokens, 1 at a time"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        action="append",
+        help="tokens per prompt, 256 to 32000; repeatable (default: 4000, 8000 and 16000)",
+    )
+    parser.add_argument(
+        "--num-prompts",
+        type=int,
+        help="prompts per length; at most 12, 4 of 16,000 tokens, and 2 of 32,000 (default: 12)",
+    )
+    parser.add_argument("--long", action="store_true", help="also measure prompts of 32,000 tokens")
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        action="append",
+        help="requests in flight, 1 to 8; repeatable (default: 1, 2 and 4)",
+    )
+    parser.add_argument("--wide", action="store_true", help="also measure 8 requests in flight")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=3,
+        help="rounds of requests whose blocks are all stored (default: 3)",
+    )
     parser.add_argument(
         "--folder",
         type=Path,
         default=Path("build/bench-vllm"),
-        help="on the disk to measure; with Ds3fs on a 3FS, or make runs a double of its library",
+        help="folder on the disk to measure; with Ds3fs a folder on a 3FS, otherwise "
+        "`make bench-vllm` uses a mock of its library (default: %(default)s)",
     )
     options = parser.parse_args(arguments)
     counts = [options.rounds, options.num_prompts or 1, *(options.concurrency or ())]

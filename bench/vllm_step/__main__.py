@@ -1,16 +1,16 @@
-"""What vLLM's threads spend in kvdepot in a step, with KV caches on the double of a device.
+"""Measures the time that vLLM's threads spend in kvdepot per step, with a mock CUDA driver.
 
     PYTHONPATH=bench:tests/python:tests/engine python -m vllm_step [--json] [--only lookups]
 
-In the scheduler (`first_lookup_ms`, `repeat_lookup_ms`, `admit_ms`) a prompt of so many blocks, all
-of which are stored, is looked up, waits while others store and evict, and is admitted. `late_ms` is
-how late tiers answer; the time is that of all steps until then. The limit of a first lookup is the
-same lookup with a manager that finds each block, and the target beyond it.
+Scheduler (`first_lookup_ms`, `repeat_lookup_ms`, `admit_ms`): a prompt of --prompt stored blocks is
+looked up, waits while other requests store and evict blocks, and is admitted. `late_ms` is the
+response time of asynchronous tiers; the value is then the time of all steps until the response. The
+limit of a first lookup is the same lookup with a manager that finds each block.
 
-In a worker (`step_us`) a step submits a load, or a store, of so many blocks of so many pages, and
-later asks what has ended: both are this thread's. A step where nothing is to be moved only asks.
-The double completes all at once and moves nothing, so that its threads take little of the
-processors; lanes still copy and hash, as beside an engine.
+Worker (`step_us`): a step submits a load or a store of --blocks blocks of --pages pages, and later
+polls for the result; both run in the thread of the worker. A step without copies only polls. The
+mock driver completes each operation immediately and copies nothing, so that its threads use little
+processor time; kvdepot's copy threads still copy and hash, as with an engine.
 """
 
 from __future__ import annotations
@@ -107,12 +107,28 @@ class Step:
 def main() -> int:
     """Measure, and print one row a kind of step."""
     parser = program.parser("vllm_step", __doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", choices=["worker", "lookups"])
-    parser.add_argument("--prompt", type=int, nargs="*", default=[8192, 30000], help="its blocks")
-    parser.add_argument("--late", type=int, nargs="*", default=[0, 50], help="milliseconds")
-    parser.add_argument("--blocks", type=int, default=200, help="that a step moves")
-    parser.add_argument("--pages", type=int, default=64, help="of each block")
+    parser.add_argument("--rounds", type=int, default=15, help="number of rounds (default: 15)")
+    parser.add_argument(
+        "--only", choices=["worker", "lookups"], help="part to measure (default: both)"
+    )
+    parser.add_argument(
+        "--prompt",
+        type=int,
+        nargs="*",
+        default=[8192, 30000],
+        help="blocks per prompt, one or more numbers (default: 8192 30000)",
+    )
+    parser.add_argument(
+        "--late",
+        type=int,
+        nargs="*",
+        default=[0, 50],
+        help="response times of asynchronous tiers in milliseconds (default: 0 50)",
+    )
+    parser.add_argument(
+        "--blocks", type=int, default=200, help="blocks that a step loads or stores (default: 200)"
+    )
+    parser.add_argument("--pages", type=int, default=64, help="pages per block (default: 64)")
     options = parser.parse_args()
     if min(options.blocks, options.pages, options.rounds, *options.prompt) < 1:
         parser.error("--blocks, --pages, --prompt and --rounds are at least 1")

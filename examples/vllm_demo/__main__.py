@@ -157,55 +157,57 @@ def _keep(server: Server, work: Path) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="vllm_demo",
-        description="Put questions about a long document to vLLM with and without kvdepot, kill "
-        "its server in between, and print answers, times and a table.",
+        description="Asks vLLM questions about a long document, with and without kvdepot, kills "
+        "vLLM's server between two questions, and prints answers, times and a table.",
     )
     parser.add_argument(
         "--full",
         dest="full",
         action="store_true",
-        help="measure long prompts of random tokens too (8,000 and 16,040), with a model of random "
-        "weights; takes ten minutes more on two cores",
+        help="also measure prompts of 8,000 and 16,040 random tokens, with a model of random "
+        "weights; takes ten more minutes on two cores",
     )
     parser.add_argument(
         "--prompts",
         metavar="TOKENS:COUNT",
         type=_size,
         nargs="+",
-        help="measure only random prompts: their lengths, and the number of prompts of each; not "
-        f"multiples of the block of {BLOCK_TOKENS} tokens",
+        help="measure only prompts of random tokens: TOKENS per prompt, and COUNT prompts "
+        f"(default: 1). TOKENS is above {BLOCK_TOKENS}, and no multiple of {BLOCK_TOKENS}",
     )
     parser.add_argument(
         "--pipeline",
         default=Plan.pipeline,
-        help="tiers of the random prompts, from first to last (default: %(default)s); with Ds3fs "
-        "--work is a folder of a 3FS, or make demo runs a mock of its library",
+        help="tiers for prompts of random tokens, first to last (default: %(default)s). With "
+        "Ds3fs, --work is a folder on a 3FS; otherwise `make demo` uses a mock of its library",
     )
     parser.add_argument(
         "--characters",
         type=int,
         default=DOCUMENT_CHARACTERS,
-        help="length of the document in characters, some four per token (default: %(default)s)",
+        help="length of the document in characters, about four per token (default: %(default)s)",
     )
     parser.add_argument(
         "--keep",
         action="store_true",
-        help="leave a server with kvdepot up until Ctrl-C, for your own questions",
+        help="keep a server with kvdepot running until Ctrl-C, for your own questions",
     )
     parser.add_argument(
         "--work",
         type=Path,
         default=Path("build/demo"),
-        help="models, depot, logs (default: %(default)s)",
+        help="folder for models, depot and logs (default: %(default)s)",
     )
     parser.add_argument(
         "--json",
         type=Path,
         default=Path("build/demo.json"),
-        help="the figures (default: %(default)s)",
+        help="output file for the measured values (default: %(default)s)",
     )
     parser.add_argument(
-        "--python", default=sys.executable, help="interpreter that has vLLM and kvdepot"
+        "--python",
+        default=sys.executable,
+        help="Python interpreter with vLLM and kvdepot (default: this interpreter)",
     )
     arguments = parser.parse_args()
     if arguments.full and not arguments.prompts:

@@ -80,7 +80,9 @@ class Schema:
         """An error that names the setting and the nearest one that exists."""
         near = self.near(name)
         hint = f"; did you mean {near!r}?" if near else ""
-        return kvdepot.ConfigError(f"{name}: unknown; allowed: {', '.join(self.by_name)}{hint}")
+        return kvdepot.ConfigError(
+            f"{name}: unknown setting; allowed: {', '.join(self.by_name)}{hint}"
+        )
 
     def table(self) -> list[str]:
         """The rows of a page: names, what is allowed, the default, the meaning."""

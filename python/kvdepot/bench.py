@@ -98,7 +98,7 @@ def index(blocks: int, rounds: int) -> list[Row]:
             for batch in buffers
         ]
         if namespace.prefix(keys) != blocks:
-            raise RuntimeError("the index could not be filled")
+            raise RuntimeError("the depot has fewer blocks than --blocks after filling")
         cases = [
             (op, form, call, batches)
             for op, call in (("contains", namespace.contains), ("prefix", namespace.prefix))
@@ -143,10 +143,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status.
     """
     parser = argparse.ArgumentParser(prog="python -m kvdepot.bench", description=__doc__)
-    parser.add_argument("what", choices=["index"], help="what to measure")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--blocks", type=int, default=1_000_000, help="blocks in the index")
-    parser.add_argument("--rounds", type=int, default=9, help="rounds, of which the median counts")
+    parser.add_argument("what", choices=["index"], help="benchmark to run")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print JSON Lines (one object per line) instead of a table",
+    )
+    parser.add_argument(
+        "--blocks",
+        type=int,
+        default=1_000_000,
+        help="number of blocks in the index, at least 256 (default: 1000000)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=9,
+        help="number of rounds, at least 1; the result is the median (default: 9)",
+    )
     options = parser.parse_args(arguments)
     if options.blocks < BATCH or options.rounds < 1:
         parser.error(f"--blocks must be at least {BATCH}, and --rounds at least 1")

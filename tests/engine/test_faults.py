@@ -199,10 +199,11 @@ def test_while_a_depot_fails_it_is_asked_ever_more_seldom(
     gaps = [round(later - earlier) for earlier, later in itertools.pairwise(calls)]
     assert gaps == [1, 2, 4, 8, 16]
     assert faults.take() == {"prefix": len(calls)}
-    assert lines == ["prefix failed: TimeoutError: no response within 2 s; treated as a cache miss"]
+    line = "depot call prefix failed: TimeoutError: no response within 2 s; treated as a cache miss"
+    assert lines == [line]
     now[0] += 40
     faults.attempt_unless_paused("prefix", 0, fails, [])
-    assert lines[1].startswith("prefix failed (and 5 times since the last such line): ")
+    assert lines[1].startswith("depot call prefix failed (and 5 times since the last such line): ")
     now[0] += 40
     assert faults.attempt_unless_paused("prefix", 0, lambda keys: 3, []) == 3
     assert faults.attempt_unless_paused("prefix", 0, fails, []) == 0

@@ -228,7 +228,7 @@ def test_a_change_that_nobody_watches_is_noticed_and_what_was_stored_since_is_wi
     assert len(engines.blocks()) > len(before)
     for seed in range(6, 26):
         engine.ask(prompt(seed, 20), output_tokens=4)
-    assert [text for text in errors if "does not watch" in text]
+    assert [text for text in errors if "without a vLLM call" in text]
     stored = {record.key for record in engines.blocks()}
     # What was stored since the last good sample, and no more.
     known = {record.key for record in before}
@@ -286,7 +286,7 @@ def test_weights_without_bytes_are_not_known(engine: EngineDouble, errors: list[
     engine.executor.model["weights"] = weights.to("meta")
     engine.executor.collective_rpc("wake_up", kwargs={"tags": None})
     engine.connector._memory_weights.refresh()
-    assert [text for text in errors if "unidentified" in text]
+    assert [text for text in errors if "cannot be identified" in text]
     assert engine.connector.manager.withheld
     engine.executor.model["weights"] = weights
     engine.executor.collective_rpc("wake_up", kwargs={"tags": None})

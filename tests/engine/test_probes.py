@@ -103,7 +103,7 @@ def test_after_three_probes_that_fail_the_namespace_is_not_used_any_more(engines
         for asked in PROMPTS[:5]:
             engine.ask(asked)
     assert sum("a probe failed" in line for line in lines) == 3
-    assert "is quarantined" in str(lines)
+    assert "is in quarantine" in str(lines)
     (file,) = quarantine.directory().iterdir()
     digest = bytes.fromhex(file.stem)
     entry = quarantine.read(digest)
@@ -130,7 +130,7 @@ def test_weights_that_changed_in_memory_are_noticed_by_a_probe_and_their_namespa
     with logged("vllm.kvdepot.weights") as lines:
         engine.ask(PROMPTS[0])
         assert engine.ask(*PROMPTS[1:6]) == [0] * 5
-    assert "by a way that kvdepot does not watch" in str(lines)
+    assert "without a vLLM call that kvdepot observes" in str(lines)
     assert not engine.connector.manager.probes.quarantined
     engine = engines.start(KINDS["full"], probe_every=FIRST_ALONE)
     assert engine.ask(PROMPTS[6])[0] > 0

@@ -123,7 +123,7 @@ def test_a_state_that_finds_no_room_is_refused_before_it_is_copied(
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert refused[0] < 200_000
         assert cache.statistics()["failed"] == 1
-        assert "cannot store a state" in caplog.text
+        assert "cannot store the state" in caplog.text
         assert list(tmp_path.iterdir()) == [tmp_path / "depot"]
         # With room again it is stored.
         assert states.save()["cache_write_tokens"] == 1500

@@ -50,7 +50,7 @@ def test_the_sample_configuration_works_under_any_name(
     check_all(manager, chunks, keys, name)
     chunks.check(keys[0], manager.get(keys[0]))
     assert manager.memcheck()
-    assert not [line for line in caplog.messages if "does not name" in line]
+    assert not [line for line in caplog.messages if "does not contain the storage plug-in" in line]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_location_that_leaves_the_plug_in_out_is_reported(
     engine: Engine, caplog: pytest.LogCaptureFixture, option: str, value: object, effect: str
 ):
     engine.manager(name="depot", **{option: value})
-    [line] = [line for line in caplog.messages if "does not name" in line]
+    [line] = [line for line in caplog.messages if "does not contain the storage plug-in" in line]
     assert option in line
     assert repr(value) in line
     assert "'depot'" in line

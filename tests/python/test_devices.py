@@ -85,7 +85,7 @@ def test_pins_hold_a_drain_up_and_the_device_goes_on(
     blocks(ns, names)
     pins = ns.pin(names)
     busy = next(Path(device["path"]) for device in depot.devices() if device["blocks"])
-    with pytest.raises(kvdepot.TimeoutError, match=r"4 blocks pinned"):
+    with pytest.raises(kvdepot.TimeoutError, match=r"4 blocks are pinned"):
         depot.drain_device(busy, timeout=0.05)
     assert [device["state"] for device in depot.devices()] == ["serving"] * 2
     ns.unpin([pin for pin in pins if pin is not None])

@@ -183,7 +183,7 @@ def test_room_is_bounded_and_what_is_given_up_leaves_nothing(
     assert (store.list(), blocks(tmp_path)) == ([], 0)
     with pytest.raises(kvdepot.Error, match="closed"):
         saver.begin(tokens, asked(tokens))
-    with pytest.raises(kvdepot.InputError, match="either bytes or seconds"):
+    with pytest.raises(kvdepot.InputError, match="exactly one of bytes and seconds"):
         snapshot.step()
     with pytest.raises(kvdepot.InputError, match="both policy and save"):
         saver.begin(tokens, asked(tokens), save=1)

@@ -154,7 +154,7 @@ impl Arena {
             Error::input(
                 "access",
                 "direct",
-                "mapped: only a mapped medium has addresses",
+                "mapped (only a mapped medium has addresses)",
             )
         })
     }

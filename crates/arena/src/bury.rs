@@ -199,8 +199,8 @@ impl Arena {
             if self.is_lost(offset, len) {
                 self.lose(state, offset, len);
             } else if let Err(error) = state.pool.free(offset - self.layout().data) {
-                tracing::error!(tier = self.name, offset, %error, "internal error: extent freed \
-                                                                   twice");
+                tracing::error!(tier = self.name, offset, %error,
+                    "internal error: extent freed twice; the second free is ignored");
             }
         }
     }

@@ -244,7 +244,8 @@ pub(crate) fn claim(
                 owner.pid, owner.host
             )
         });
-    tracing::warn!(path = %path.display(), %uses, "cannot open block device exclusively: in use");
+    tracing::warn!(path = %path.display(), %uses,
+        "cannot open the block device exclusively: the device is in use");
     Err(refused(format!(
         "a device that is not in use; this device is {uses}{last}"
     )))

@@ -43,8 +43,9 @@ pub enum Error {
     },
     /// A device could not be drained.
     #[error(
-        "{path} cannot be drained: {pinned} blocks pinned and {reserved} being written after \
-         {waited_s} s; release them, or wait longer (the device accepts writes again)",
+        "cannot drain {path}: after {waited_s} s, {pinned} blocks are pinned and {reserved} blocks \
+         are being written; release the blocks and drain again (until then, the device accepts \
+         writes)",
         path = path.display()
     )]
     Busy {
@@ -94,7 +95,7 @@ pub enum Error {
     },
     /// A signal ended the wait for a response of another process or for an arena. A requested
     /// operation may still happen.
-    #[error("the call was interrupted")]
+    #[error("a signal interrupted the wait; the call may still be executed")]
     Interrupted,
     /// The server sent an invalid message or closed the connection.
     #[error("server at {socket}: {reason}")]
@@ -124,8 +125,8 @@ pub enum Error {
 fn owner(pid: u32, host: &str, waited_s: f64) -> String {
     if pid == std::process::id() && host == kvdepot_host::peer::hostname() {
         return format!(
-            "another depot of this process ({pid} on host {host}): use that depot, or close it \
-             first (it stays open until it is closed or all its namespaces are dropped)"
+            "another depot of this process ({pid} on host {host}): use that depot, or close that \
+             depot first"
         );
     }
     format!(

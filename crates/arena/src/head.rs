@@ -37,9 +37,13 @@ pub fn read_superblock(path: &Path, medium: &dyn Medium) -> Result<Superblock, E
         // Whoever keeps something here is not told to remove it.
         let is_ours = bytes.starts_with(&superblock::MAGIC) || bytes.iter().all(|byte| *byte == 0);
         return Err(corrupt(if is_ours {
-            format!("it is too small ({}): {}", size::show(len), enlarge(path))
+            format!(
+                "the medium is too small ({}): {}",
+                size::show(len),
+                enlarge(path)
+            )
         } else {
-            "it is not a kvdepot arena; name another path".into()
+            "the content is not a kvdepot arena; use another path".into()
         }));
     }
     // One that cannot be read is as good as a damaged one.
@@ -53,20 +57,22 @@ pub fn read_superblock(path: &Path, medium: &dyn Medium) -> Result<Superblock, E
     if let Some(superblock) = newest {
         return Ok(superblock.clone());
     }
-    let hint = "set format: true to create a new arena here (its content is lost)";
+    let hint = "set format: true to create a new arena (all content is lost)";
     Err(corrupt(match (a, b) {
         (Err(Refusal::Version(version)), _) | (_, Err(Refusal::Version(version))) => format!(
-            "format version {version} is not the version {} that this release reads; use the \
-             release that wrote it, or {hint}",
+            "the arena has format version {version}, but this release reads only version {}; use \
+             the release that wrote the arena, or {hint}",
             superblock::VERSION
         ),
         (Err(Refusal::Damaged), _) | (_, Err(Refusal::Damaged)) => {
-            format!("both superblocks are damaged; {hint}")
+            format!("both superblocks of the arena are damaged; {hint}")
         }
         _ => {
             let found = device::found(medium)?;
-            let found = found.map_or_else(String::new, |found| format!(": it contains {found}"));
-            format!("it is not a kvdepot arena{found}; name another path, or {hint}")
+            let found = found.map_or_else(String::new, |found| {
+                format!(": the medium contains {found}")
+            });
+            format!("the content is not a kvdepot arena{found}; use another path, or {hint}")
         }
     }))
 }

@@ -80,14 +80,14 @@ impl Inspection {
         };
         let mapping = Mapping::open(path, Access::ReadOnly).map_err(|error| match error {
             kvdepot_media::Error::TooSmall { .. } => {
-                corrupt("it is empty; it is not a kvdepot arena".into())
+                corrupt("the file is empty, so it is not a kvdepot arena".into())
             }
             other => other.into(),
         })?;
         if mapping.len() < CAPACITY_MIN {
             let has = size::show(mapping.len());
             return Err(corrupt(format!(
-                "it is too small ({has}) to be a kvdepot arena"
+                "the file is too small ({has}) to be a kvdepot arena"
             )));
         }
         let superblock = read_superblock(path, &mapping)?;
@@ -97,7 +97,9 @@ impl Inspection {
             data: superblock.data,
         };
         if layout.data >= mapping.len() {
-            return Err(corrupt("the medium ends inside the record table".into()));
+            return Err(corrupt(
+                "the file ends inside the record table; restore its full size".into(),
+            ));
         }
         Ok(Inspection {
             path: path.into(),

@@ -43,7 +43,7 @@ impl Key {
             return Err(crate::Error::input(
                 "keys",
                 format!("a buffer of {} bytes", bytes.len()),
-                "32 bytes per key, concatenated",
+                "a multiple of 32 bytes, the size of a key",
             ));
         }
         Ok(keys.iter().map(|key| Key(*key)).collect())
@@ -65,7 +65,7 @@ impl Key {
         salt: &[u8],
     ) -> Result<Vec<Key>, crate::Error> {
         if block_tokens == 0 {
-            let allowed = "tokens per block, at least 1";
+            let allowed = "at least 1 token per block";
             return Err(crate::Error::input("block_tokens", 0, allowed));
         }
         let first = Sha256::new().chain_update(CHAIN).chain_update(salt);

@@ -21,7 +21,8 @@ impl Arena {
             path,
             offset,
             len,
-            "medium error: range excluded while the arena is open"
+            "medium error; the blocks in the range are lost, and the range stays unused until the \
+             next open"
         );
     }
 

@@ -38,7 +38,7 @@ impl Arena {
         tracing::warn!(
             path,
             records = places.len(),
-            "cleared torn or corrupt records"
+            "damaged records cleared; the blocks of these records are lost"
         );
     }
 }

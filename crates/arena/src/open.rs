@@ -90,7 +90,8 @@ impl Acquired {
             uuid: superblock.uuid,
             inode: Inode::of(&self.path).ok_or_else(|| Error::Corrupt {
                 path: self.path.clone(),
-                reason: "the file was removed while it was being opened".into(),
+                reason: "another process deleted the file during the open; open the depot again"
+                    .into(),
             })?,
             path: self.path,
             fresh: Mutex::new(self.fresh),
@@ -297,8 +298,7 @@ impl Arena {
                 return Err(Error::config(
                     field("path"),
                     path.display(),
-                    "a medium without writers: workers of the last owner of the arena are still \
-                     running; end them first",
+                    "a medium without running workers; end the workers of its last owner first",
                 ));
             }
             // Before anything of the old content is gone.
@@ -353,8 +353,8 @@ fn make_private(
     let before = medium.opened().make_private();
     if let Some(before) = before.map_err(|error| open_error(path, error, field))? {
         tracing::warn!(path = %path.display(), before = format!("{before:04o}"),
-            "arena file was writable by other users; mode changed to 0600 (a pod's fsGroup \
-             changes it at each start, unless fsGroupChangePolicy is OnRootMismatch)");
+            "arena file was writable by other users; mode changed to 0600 (in a pod with fsGroup, \
+             set fsGroupChangePolicy: OnRootMismatch)");
     }
     Ok(())
 }
@@ -375,8 +375,8 @@ fn check_capacity(
         return Err(Error::Corrupt {
             path: path.into(),
             reason: format!(
-                "it was truncated to {}, inside the record table; set format: true to create a new \
-                 arena (the content is lost)",
+                "the file was truncated to {}, inside the record table; set format: true to create \
+                 a new arena (all content is lost)",
                 size::show(medium.len())
             ),
         });

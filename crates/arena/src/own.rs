@@ -205,7 +205,8 @@ impl Arena {
         tracing::warn!(
             path = %table.path.display(),
             processes = names,
-            "workers of the previous owner are still running; writes disabled until they exit"
+            "workers of the previous owner are still running; writes are disabled until the \
+             workers exit"
         );
         let first = found.first().map_or(0, |holder| holder.pid);
         orphans.first.store(first, Ordering::Relaxed);

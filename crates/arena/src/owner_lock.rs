@@ -76,7 +76,8 @@ impl OwnerLock {
                 if !std::mem::replace(&mut told, true) {
                     let (pid, host) = name.map_or((0, String::new()), |name| (name.pid, name.host));
                     tracing::warn!(path = %path.display(), pid, host, lock_wait = ?wait,
-                        "arena is in use; waiting for its owner to close it");
+                        "arena is in use by another process; waiting until the process closes the \
+                         arena");
                 }
                 continue;
             }
@@ -153,7 +154,8 @@ impl OwnerLock {
         if !lock::lock_timeout(fd.fd()?, WRITERS_BYTE, Kind::Shared, Duration::from_secs(1))? {
             return Err(Error::Peer {
                 socket: "(here)".into(),
-                reason: "another process holds the writers' lock exclusively".into(),
+                reason: "another process has locked the arena against new writers; attach again"
+                    .into(),
             });
         }
         Ok((fd, true))

@@ -286,8 +286,9 @@ impl Arena {
         let at = layout::DIRECTORY + (index * directory::LEN) as u64;
         let entry = directory::encode(namespace, description);
         if let Err(error) = self.medium.load().write_at(at, &entry) {
-            tracing::warn!(tier = self.name, %error, "cannot store the description of a \
-                                                      namespace");
+            tracing::warn!(tier = self.name, %error,
+                "cannot store the description of a namespace; kvdepot ls lists the namespace \
+                 without it");
         }
     }
 }

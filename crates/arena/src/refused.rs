@@ -92,35 +92,41 @@ impl From<Full> for Error {
             }
             Cause::Space { free, capacity } => {
                 format!(
-                    "{free} of {capacity} bytes are free, and all other blocks are pinned \
-                         or reserved"
+                    "{free} of {capacity} bytes are free, and all blocks of the tier are pinned or \
+                     reserved"
                 )
             }
             Cause::Limit => {
-                "eviction limit of a prompt: its new blocks evict others only up to the usual \
-                 size of prompts, at most an eighth of the tier; a call that reserves these \
-                 blocks again may evict more"
+                "the new blocks of one prompt may evict only up to the usual size of prompts, at \
+                 most an eighth of the tier; reserve these blocks again to evict more"
                     .into()
             }
-            Cause::Large { most } => format!("blocks may have at most {most} bytes"),
+            Cause::Large { most } => format!("a block in this tier may have at most {most} bytes"),
             Cause::Records { records } => format!(
-                "all {records} records hold pinned or reserved blocks; create a new arena with \
-                 more (option records)"
+                "all {records} records of the arena belong to pinned or reserved blocks; create a \
+                 new arena with more records (option records)"
             ),
             Cause::Queue { depth } => {
-                format!("the write-back queue is full (write_back_depth = {depth})")
+                format!("the write-back queue is full (write_back_depth = {depth} bytes)")
             }
             Cause::Files { most } => format!(
                 "all {most} open files of the tier are in use; raise the limit of open files \
                  (ulimit -n)"
             ),
-            Cause::Apart => "this tier cannot be written from another process".into(),
-            Cause::Leaving => "all devices are draining or have failed".into(),
+            Cause::Apart => {
+                "other processes cannot write to this tier; use a first tier such as Cache or Dax"
+                    .into()
+            }
+            Cause::Leaving => "all devices of the tier are draining or have failed".into(),
             Cause::Orphans { pid: None } => {
-                "workers of the previous owner are still running".into()
+                "workers of the arena's previous owner are still running; end the workers first"
+                    .into()
             }
             Cause::Orphans { pid: Some(pid) } => {
-                format!("process {pid} of the previous owner is still running")
+                format!(
+                    "process {pid} of the arena's previous owner is still running; end the process \
+                     first"
+                )
             }
         };
         Error::Full {

@@ -156,8 +156,7 @@ impl Arena {
                 None => tracing::error!(
                     tier = self.name,
                     ?token,
-                    "internal error: pin released \
-                                                                   twice"
+                    "internal error: pin released twice; the second release is ignored"
                 ),
                 // Whoever buries a block that is dying frees it.
                 Some(is_last_of_doomed) => {

@@ -205,8 +205,8 @@ impl Arena {
                 if lost(piece) {
                     self.lose(state, data + piece.offset, piece.len);
                 } else if let Err(error) = state.pool.free(piece.offset) {
-                    tracing::error!(tier = self.name, %error, "internal error: extent freed \
-                                                               twice");
+                    tracing::error!(tier = self.name, %error,
+                        "internal error: extent freed twice; the second free is ignored");
                 }
             }
         };

@@ -124,7 +124,9 @@ impl Drop for Lent {
         }
         let until = Instant::now() + self.patience;
         if !self.is_back(Some(until)) {
-            tracing::error!("internal error: caller memory still in use by a copy thread");
+            tracing::error!(
+                "internal error: a copy thread still uses the caller's memory; ending the process"
+            );
             abort();
         }
     }
@@ -154,8 +156,8 @@ impl Piece {
         let Some(kept) = &lent.kept else {
             return Err(Failure::input(
                 field,
-                "memory",
-                "memory that was not released",
+                "released memory",
+                "memory that is not released",
             ));
         };
         let owner = Arc::<Kept>::clone(kept);

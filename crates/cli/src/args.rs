@@ -44,7 +44,7 @@ use values::{hexadecimal, key, threads};
                   (stderr)."
 )]
 pub(crate) struct Args {
-    /// Print one JSON object per line instead of a table.
+    /// Print JSON Lines (one object per line) instead of a table.
     #[arg(long, global = true)]
     pub(crate) json: bool,
     #[command(subcommand)]
@@ -53,60 +53,68 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// List the namespaces of an arena or a running depot; without PATH, list running depots.
+    /// List the namespaces of an arena or of a running depot; without PATH, list running depots.
     ///
-    /// The command reads an arena at PATH even while another process owns it. With `unix:SOCKET` it
-    /// sends a request to the process that has the depot open. Without PATH and options it lists
-    /// this user's running depots: those with a socket in the runtime directory, and those with
-    /// kvdepot in the name of their socket.
-    #[command(mut_arg("path", |path| path.help(targets::or_default(targets::READ))))]
+    /// If PATH is an arena, the command also works while another process owns the arena. If PATH is
+    /// `unix:SOCKET`, the command sends a request to the process that has the depot open. Without
+    /// PATH and without options, the command lists the user's running depots. A depot is running if
+    /// a process listens on its socket. The command finds all sockets in the runtime directory, and
+    /// other sockets of the user with kvdepot in the file name.
+    #[command(mut_arg("path", |path| path.help(targets::or_running(targets::READ))))]
     Ls(Ls),
     /// Show size, usage, owner and age of an arena, or the counters of a running depot.
     ///
-    /// The command reads an arena at PATH even while another process owns it. With `unix:SOCKET` it
-    /// sends a request to the process that has the depot open.
+    /// If PATH is an arena, the command also works while another process owns the arena. If PATH is
+    /// `unix:SOCKET`, the command sends a request to the process that has the depot open.
     #[command(mut_arg("path", |path| path.help(targets::or_default(targets::READ))))]
     Stat(Stat),
-    /// Read and verify all blocks, and list the corrupt ones; exit status 1 if there are any.
+    /// Read and verify all blocks, and list the corrupt blocks; exit status 1 if any block is
+    /// corrupt.
     ///
-    /// Another process may own the arena at the same time: blocks that it replaces during the check
-    /// are skipped. Ctrl-C ends the check and prints the results so far. For a corrupt block of the
-    /// tier Posix, the command prints which MiB of the payload are corrupt, if the header of the
-    /// file has a checksum for each MiB.
+    /// The command also works while another process owns the arena, and skips blocks that this
+    /// process replaces during the check. Ctrl-C ends the check; the command then prints the
+    /// results so far. For a corrupt block of the tier Posix, the command prints the corrupt MiB of
+    /// the payload, if the header of the file has a checksum for each MiB.
     #[command(mut_arg("path", |path| path.help(targets::or_default(targets::VERIFY))))]
     Verify(Verify),
     /// Remove blocks, an arena, or all files that kvdepot has created.
     ///
-    /// With --namespace or --key the command removes blocks and keeps the arena. Otherwise it
-    /// deletes the arena after a confirmation: it deletes a file, and erases the header of a DAX
-    /// device. Without PATH and --instance it removes only blocks of the default arena. The command
-    /// does not delete an arena that another process owns; it prints the process. The owner removes
-    /// the blocks of such an arena, or of `unix:SOCKET`, if it has a socket. To delete a directory
-    /// of the tier Posix, close all processes that use it and run `rm -r`.
-    #[command(mut_arg("path", |path| path.help(targets::or_default(targets::RM))))]
+    /// With --namespace or --key, the command removes blocks and keeps the arena. If another
+    /// process owns the arena, this owner removes the blocks from all its tiers; the owner must
+    /// have a socket. If PATH is `unix:SOCKET`, the server removes the blocks from all its tiers.
+    ///
+    /// Without --namespace and --key, the command deletes the arena at PATH, or the default arena
+    /// of --instance, after a confirmation. The command deletes a file, and erases the header of a
+    /// DAX device. If another process owns the arena, the command prints the owner and deletes
+    /// nothing.
+    ///
+    /// To delete a directory of the tier Posix, close all processes that use the directory and run
+    /// `rm -r`.
+    #[command(mut_arg("path", |path| path.help(targets::or_default_blocks(targets::RM))))]
     Rm(Rm),
     /// Serve a depot to the processes of this host until Ctrl-C, SIGTERM or SIGHUP.
     ///
-    /// The server owns the tiers and their index. In other processes
-    /// `kvdepot.open("unix:PATH")` opens the depot; each process copies its own bytes. If a client
-    /// dies, the server releases the pins and reservations of that client. While the server is
-    /// down, lookups of its clients miss; they hit again after a restart.
+    /// The server owns the tiers and their index. Other processes open the depot with
+    /// `kvdepot.open("unix:PATH")`, and each process copies its own bytes. If a client dies, the
+    /// server releases the pins and reservations of the client. While no server is running, lookups
+    /// of the clients miss; after a restart of the server, lookups hit again.
     Serve(Serve),
     /// Manage the stored conversations (sessions) of local engines.
     Session(Session),
     /// Manage quarantined namespaces, which this user's engines do not use.
     ///
-    /// vLLM's connector recomputes some of the stored blocks and compares them. If too many differ,
-    /// the connector quarantines their namespace, also for later starts. The cause is a setting, a
-    /// file or a patch that changes keys and values and is not part of the namespace.
+    /// vLLM's connector computes some stored blocks again and compares the results with the stored
+    /// blocks. After three failed comparisons, the connector quarantines the namespace, also for
+    /// later starts. The cause is a setting, a file or a patch that changes keys and values and is
+    /// not part of the namespace.
     Quarantine(Quarantine),
     /// Check this machine: supported features, possible improvements, and problems.
     ///
-    /// A `warn` line reports a problem that prevents kvdepot from working or storing, or damage;
-    /// the exit status is then 1. An `advice` line reports a possible improvement or leftover
-    /// files.
+    /// A `warn` line reports damage, or a problem that prevents kvdepot from working or storing;
+    /// the exit status is then 1. An `advice` line reports a possible improvement, or leftover
+    /// files, and does not change the exit status.
     Doctor(DoctorArgs),
-    /// Measure this machine's limit, kvdepot's speed, and their ratio.
+    /// Measure kvdepot's speed and the limit of this machine, and print their ratio.
     #[command(subcommand)]
     Bench(Bench),
 }
@@ -114,19 +122,19 @@ pub(crate) enum Command {
 /// Options of `serve`.
 #[derive(clap::Args)]
 pub(crate) struct Serve {
-    /// Pipeline of tiers, first to last, such as "Cache|Dax" [default: that of --config, or
-    /// "Cache|Dax"].
+    /// Pipeline of tiers, first to last, such as "Cache|Dax" [default: the pipeline of the --config
+    /// file, else "Cache|Dax"].
     #[arg(value_name = "PIPELINE")]
     pub(crate) pipeline: Option<String>,
-    /// YAML or JSON file with options (docs/configuration.md).
+    /// YAML or JSON file with options of the depot (docs/configuration.md).
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// One option, such as dax.path=/dev/dax0.0 or cache.capacity=8GiB; overrides --config;
-    /// repeatable.
+    /// Option of the depot, such as dax.path=/dev/dax0.0 or cache.capacity=8GiB; repeatable;
+    /// overrides the --config file.
     #[arg(short = 'o', long = "option", value_name = "NAME=VALUE")]
     pub(crate) options: Vec<String>,
-    /// Socket to listen on [default: kvdepot.sock in the runtime directory, with an instance
-    /// kvdepot-INSTANCE.sock].
+    /// Path of the socket on which the server listens [default: kvdepot.sock in the runtime
+    /// directory; with the option `instance`, kvdepot-INSTANCE.sock].
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 }
@@ -136,7 +144,7 @@ pub(crate) struct Serve {
 pub(crate) struct ArenaArgs {
     // Its help is the command's (`targets`).
     pub(crate) path: Option<PathBuf>,
-    /// Use the default arena of this instance.
+    /// Name of an instance; the command uses the default arena of this instance instead of PATH.
     #[arg(long, value_name = "NAME", conflicts_with = "path")]
     pub(crate) instance: Option<String>,
 }
@@ -144,7 +152,8 @@ pub(crate) struct ArenaArgs {
 /// What `doctor` looks at besides the machine.
 #[derive(clap::Args)]
 pub(crate) struct DoctorArgs {
-    /// Directory to test for direct I/O, for example the future nvme.path or posix.path.
+    /// Path to test for direct I/O, for example a future nvme.path or posix.path. The path need not
+    /// exist.
     pub(crate) path: Option<PathBuf>,
 }
 
@@ -153,16 +162,18 @@ pub(crate) struct DoctorArgs {
 pub(crate) struct Ls {
     #[command(flatten)]
     pub(crate) arena: ArenaArgs,
-    /// Only namespaces whose digest starts with these hexadecimal digits.
+    /// First hexadecimal digits of the digests of the namespaces to list; with --blocks, the blocks
+    /// of these namespaces are listed [default: all namespaces].
     #[arg(long, value_name = "DIGEST", value_parser = hexadecimal)]
     pub(crate) namespace: Option<String>,
-    /// List all blocks; those of an arena newest first.
+    /// List all blocks instead of namespaces. The blocks of an arena are listed newest first.
     #[arg(long)]
     pub(crate) blocks: bool,
-    /// Print at most COUNT lines.
+    /// Maximum number of lines to print [default: all].
     #[arg(long, value_name = "COUNT")]
     pub(crate) limit: Option<usize>,
-    /// Arena only: continue a listing that --limit cut off, before this sequence number.
+    /// Sequence number of a block, to continue a listing that --limit has cut off: only blocks with
+    /// a lower sequence number are listed. For arenas only.
     #[arg(long, value_name = "SEQUENCE")]
     pub(crate) before: Option<u64>,
 }
@@ -181,7 +192,7 @@ impl Ls {
 pub(crate) struct Stat {
     #[command(flatten)]
     pub(crate) arena: ArenaArgs,
-    /// Print the counters of a running depot in the Prometheus text format.
+    /// Print the counters of a running depot in the Prometheus text format, instead of a table.
     #[arg(long)]
     pub(crate) metrics: bool,
 }
@@ -191,11 +202,11 @@ pub(crate) struct Stat {
 pub(crate) struct Verify {
     #[command(flatten)]
     pub(crate) arena: ArenaArgs,
-    /// Number of threads that read and hash [default: the process's CPUs, at most 8].
+    /// Number of threads that read and hash, 1 to 256 [default: the process's CPUs, at most 8].
     #[arg(long, value_name = "COUNT", value_parser = threads)]
     pub(crate) threads: Option<usize>,
-    /// MAC key file (as the option `mac_key_file`); every block must match one of its keys. Posix
-    /// block files only.
+    /// File with MAC keys, in the format of the option `mac_key_file`. A block without a MAC by one
+    /// of these keys is reported as corrupt. For block files of the tier Posix only.
     #[arg(long, value_name = "FILE")]
     pub(crate) mac_key_file: Option<PathBuf>,
 }
@@ -205,17 +216,20 @@ pub(crate) struct Verify {
 pub(crate) struct Rm {
     #[command(flatten)]
     pub(crate) arena: ArenaArgs,
-    /// Remove the blocks of the namespace whose digest starts with these hexadecimal digits.
+    /// First hexadecimal digits, unique in the depot, of the digest of a namespace. The command
+    /// removes the blocks of this namespace.
     #[arg(long, value_name = "DIGEST", value_parser = hexadecimal)]
     pub(crate) namespace: Option<String>,
-    /// Remove the block with this key (64 hexadecimal digits), in all namespaces or in --namespace;
-    /// repeatable.
+    /// Key of a block to remove, 64 hexadecimal digits; repeatable. The block is removed in all
+    /// namespaces, or only in the namespace of --namespace.
     #[arg(long = "key", value_name = "KEY", value_parser = key)]
     pub(crate) keys: Vec<Key>,
-    /// Remove all default arenas, stale sockets, and leftover files of benchmarks.
+    /// Remove the default arenas of all instances, sockets without a listening process, and
+    /// leftover files of benchmarks.
     #[arg(long, conflicts_with_all = ["path", "instance", "namespace", "keys"])]
     pub(crate) all: bool,
-    /// Do not ask for confirmation; required when there is no terminal, except for blocks.
+    /// Delete an arena without asking for confirmation; required if stdin is not a terminal.
+    /// Removing blocks needs no confirmation.
     #[arg(long)]
     pub(crate) yes: bool,
 }

@@ -38,8 +38,8 @@ pub(crate) enum Error {
     Absent(PathBuf),
     /// A command reads an arena, and was given a depot's socket.
     #[error(
-        "unix:{} is not allowed here; only ls, stat, and rm with --namespace or --key accept a \
-         socket", .0.display()
+        "unix:{} is not allowed for this command; only ls, stat, and rm with --namespace or --key \
+         accept a socket", .0.display()
     )]
     NotServed(PathBuf),
     /// A socket has its listener.
@@ -72,7 +72,7 @@ pub(crate) enum Error {
     #[error("PATH is required: the arena to remove (or use --namespace, --key or --all)")]
     Nameless,
     /// `rm` asked, and nobody said yes.
-    #[error("nothing was removed: confirmation needs a terminal, or use --yes")]
+    #[error("nothing was removed: there is no terminal for the confirmation; use --yes")]
     Unconfirmed,
     /// A file operation failed.
     #[error("{path}: {source}", path = path.display())]
@@ -83,16 +83,16 @@ pub(crate) enum Error {
         source: std::io::Error,
     },
     /// The output could not be written.
-    #[error("stdout: {0}")]
+    #[error("cannot write to stdout: {0}")]
     Output(#[from] std::io::Error),
     /// A result could not be written as JSON.
-    #[error("stdout: {0}")]
+    #[error("cannot write to stdout: {0}")]
     Json(#[from] serde_json::Error),
     /// A benchmark did not do what it measures.
     #[error("the benchmark failed: {0}")]
     Bench(String),
     /// The user ended it.
-    #[error("interrupted")]
+    #[error("a signal interrupted the command")]
     Interrupted,
 }
 

@@ -154,7 +154,8 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.0) {
-            tracing::warn!(path = %self.0.display(), %error, "cannot remove a temporary file");
+            tracing::warn!(path = %self.0.display(), %error,
+                "cannot delete the temporary directory of a benchmark");
         }
     }
 }

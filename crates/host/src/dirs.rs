@@ -171,8 +171,8 @@ pub fn private(path: impl Into<PathBuf>) -> Result<PathBuf> {
         )));
     }
     tracing::warn!(path = %path.display(), before = format!("{mode:03o}"),
-        "directory was accessible to its group; mode changed to 0700 (a pod's fsGroup changes \
-         it at each start)");
+        "directory was accessible to its group; mode changed to 0700 (a pod with fsGroup changes \
+         the mode at each start)");
     Ok(path)
 }
 

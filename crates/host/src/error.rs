@@ -71,7 +71,10 @@ pub enum Error {
         uid: u32,
     },
     /// The descriptor was opened before a fork, and this process is the child.
-    #[error("this descriptor was opened before a fork and cannot be used in the child")]
+    #[error(
+        "a forked child cannot use the descriptors of its parent process; open the depot in the \
+         child"
+    )]
     Forked,
 }
 

@@ -203,6 +203,10 @@ impl Ticket {
     ///
     /// Returns false if `timeout` expires first; the batch then continues. `None` waits without a
     /// limit.
+    ///
+    /// # Panics
+    ///
+    /// In a simulation, if every copy thread is idle and the batch has not ended.
     #[must_use]
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         #[cfg(feature = "sim")]

@@ -52,8 +52,9 @@ pub enum Error {
         expected: u32,
     },
     /// Group or others may write the file, and its mode cannot be changed.
-    #[error("{path} has mode {mode:04o}, so other users could write it, and the mode cannot be \
-             changed ({source}); set it to 0600 (chmod 600)", path = path.display())]
+    #[error(
+        "{path} has mode {mode:04o}, so other users could write the file; kvdepot cannot change \
+         the mode ({source}); set the mode to 0600 (chmod 600)", path = path.display())]
     OpenMode {
         /// Path that was opened.
         path: PathBuf,
@@ -73,7 +74,10 @@ pub enum Error {
         available: u64,
     },
     /// A block device has logical blocks that are larger than a page of 4096 bytes.
-    #[error("{path} has logical blocks of {sector} bytes; allowed: at most 4096", path = path.display())]
+    #[error(
+        "{path} has logical blocks of {sector} bytes; allowed: at most 4096 bytes",
+        path = path.display()
+    )]
     Sector {
         /// Path of the device.
         path: PathBuf,
@@ -107,15 +111,15 @@ pub enum Error {
         addr: usize,
     },
     /// The call needs memory of this process, but the bytes are in a device, a file or a peer.
-    #[error("buffer at {addr:#x} is not host memory; use a batch to copy it")]
+    #[error("buffer at {addr:#x} is not host memory; copy the buffer with a batch")]
     Elsewhere {
         /// Address or offset of the bytes in that location.
         addr: usize,
     },
     /// The buffers of one side of a part are in several locations.
     #[error(
-        "all source (or destination) buffers of a part must be in memory, in one file, or on \
-         one device; the buffer at {addr:#x} is not"
+        "the buffer at {addr:#x} is not where the first source (or destination) of the same copy \
+         is; use buffers that are all in host memory, in one file, or on one device"
     )]
     MixedEnds {
         /// Address or offset of the first buffer that differs.
@@ -135,7 +139,10 @@ pub enum Error {
         alignment: u64,
     },
     /// Sources and destinations of a part differ in total length.
-    #[error("part {tag}: sources have {src} bytes but destinations {dst}; both must be equal")]
+    #[error(
+        "copy {tag}: the sources have {src} bytes, but the destinations have {dst} bytes; use \
+         equal lengths"
+    )]
     LengthMismatch {
         /// The caller's number for the part.
         tag: u32,
@@ -145,7 +152,7 @@ pub enum Error {
         dst: u64,
     },
     /// Source and destination of a part share memory.
-    #[error("part {tag}: source and destination overlap at address {addr:#x}")]
+    #[error("copy {tag}: source and destination overlap at address {addr:#x}")]
     Overlap {
         /// The caller's number for the part.
         tag: u32,
@@ -153,7 +160,7 @@ pub enum Error {
         addr: u64,
     },
     /// A batch has the maximum number of parts.
-    #[error("too many parts in a batch; allowed: at most {max}")]
+    #[error("too many copies in one batch; allowed: at most {max}")]
     BatchFull {
         /// Maximum number of parts in a batch.
         max: usize,
@@ -167,7 +174,7 @@ pub enum Error {
         problem: String,
     },
     /// The copier is closed.
-    #[error("the copier is closed")]
+    #[error("the copy threads have stopped: the depot was closed, or the process is a fork")]
     Closed,
 }
 
@@ -214,16 +221,16 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[non_exhaustive]
 pub enum Failure {
     /// The copy thread that moved the part, or a piece of it, panicked.
-    #[error("internal error: copy thread panicked during this part")]
+    #[error("internal error: a copy thread panicked, so the copy failed")]
     LanePanicked,
     /// The ticket was cancelled before the part was finished.
     #[error("the batch was cancelled")]
     Cancelled,
     /// The medium of the destination failed; memory of this process has replaced it.
-    #[error("medium error at the destination of this part")]
+    #[error("medium error at the destination of the copy")]
     MemoryLost,
     /// A device failed to read or write some bytes of the part.
-    #[error("device copy failed")]
+    #[error("copy to or from a CUDA device failed")]
     Device,
     /// The system failed to read or write some bytes of the part.
     #[error("medium error: {}", std::io::Error::from_raw_os_error(*errno))]
@@ -232,7 +239,7 @@ pub enum Failure {
         errno: i32,
     },
     /// Some bytes are missing or were not accepted, for example because a file ends early.
-    #[error("short I/O: {carried} of {asked} bytes")]
+    #[error("incomplete read or write: {carried} of {asked} bytes")]
     Short {
         /// Number of bytes that were moved.
         carried: u64,
@@ -240,9 +247,9 @@ pub enum Failure {
         asked: u64,
     },
     /// An I/O backend dropped a request without a report: it panicked or has ended.
-    #[error("I/O backend dropped the request")]
+    #[error("the I/O backend ended before it completed the request")]
     Unanswered,
     /// The copier was closed, or belongs to the process from which this one was forked.
-    #[error("the copier is closed")]
+    #[error("the copy threads have stopped: the depot was closed, or the process is a fork")]
     Closed,
 }

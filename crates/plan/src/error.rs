@@ -5,7 +5,9 @@
 #[non_exhaustive]
 pub enum Error {
     /// Sources and destinations of a movement differ in length.
-    #[error("sources have {src} bytes but destinations {dst}; both must be equal")]
+    #[error(
+        "the sources have {src} bytes, but the destinations have {dst} bytes; use equal lengths"
+    )]
     LengthMismatch {
         /// Bytes in all sources.
         src: u64,
@@ -24,7 +26,7 @@ pub enum Error {
     #[error("ranges add up to more than 2^64 - 1 bytes")]
     TotalOverflow,
     /// A unit or span without bytes was passed to a planner.
-    #[error("{what} with tag {tag} has 0 bytes; allowed: at least 1")]
+    #[error("{what} with tag {tag} has 0 bytes; allowed: at least 1 byte")]
     Empty {
         /// `"unit"` or `"span"`.
         what: &'static str,

@@ -127,7 +127,7 @@ impl Promise {
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        self.tell(Err("the mover is closed".to_owned()));
+        self.tell(Err("the mover is closed; attach again".to_owned()));
     }
 }
 

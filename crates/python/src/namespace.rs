@@ -106,7 +106,7 @@ impl Namespace {
                 return Err(errors::input(
                     py,
                     format!("pins[{index}]"),
-                    "something else",
+                    "another object",
                     "Pin objects, as pin() returns them",
                 ));
             };
@@ -127,7 +127,7 @@ impl Namespace {
                 return Err(errors::input(
                     py,
                     format!("reservations[{index}]"),
-                    "something else",
+                    "another object",
                     "Reservation objects, as reserve() returns them (without None)",
                 ));
             };

@@ -81,8 +81,9 @@ impl Grant {
             false => policy.failed(self.save, bytes, at),
         };
         if let Err(error) = told {
-            tracing::warn!(%error, "internal error: unknown save reported to the checkpoint \
-                                    policy");
+            tracing::warn!(%error,
+                "internal error: unknown save reported to the checkpoint policy; the save is not \
+                 affected");
         }
     }
 }
@@ -350,8 +351,13 @@ impl Snapshot {
                 Slice::Time(wait::timeout(py, Some(seconds))?.unwrap_or(Duration::MAX))
             }
             _ => {
-                let allowed = "either bytes or seconds";
-                return Err(errors::input(py, "bytes", "both or neither", allowed));
+                let allowed = "exactly one of bytes and seconds";
+                return Err(errors::input(
+                    py,
+                    "bytes",
+                    "this combination with seconds",
+                    allowed,
+                ));
             }
         };
         let step = self.call(py, |snapshot| snapshot.step(slice))?;

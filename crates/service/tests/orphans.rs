@@ -83,7 +83,7 @@ fn a_stopped_worker_of_the_last_owner_is_named() {
         .reserve_strict(&[(key(9), vec![2 << 20])])
         .unwrap_err()
         .to_string();
-    let named = format!("process {} of the previous owner", worker.pid());
+    let named = format!("process {} of the arena's previous owner", worker.pid());
     assert!(error.contains(&named), "{error}");
     worker.kill();
     assert_eq!(pending.wait(Some(PATIENCE)).unwrap(), [true]);

@@ -36,8 +36,8 @@ pub enum Error {
     /// A serializer wrote more or fewer bytes than predicted. The session does not exist, and its
     /// parts were removed.
     #[error(
-        "the engine wrote {written} bytes of rows{}, but {predicted} were expected; nothing was \
-         saved",
+        "the engine wrote {written} bytes of rows{}, but {predicted} bytes were expected; nothing \
+         was saved",
         if written > predicted { " or more" } else { "" }
     )]
     Predicted {
@@ -47,7 +47,9 @@ pub enum Error {
         written: u64,
     },
     /// A background save did not get enough memory.
-    #[error("not enough memory for the save: {wanted} bytes requested, {used} of {most} in use")]
+    #[error(
+        "not enough memory for the save: {wanted} bytes requested, {used} of {most} bytes in use"
+    )]
     NoRoom {
         /// Memory that the save requested, in bytes.
         wanted: u64,
@@ -63,7 +65,7 @@ pub enum Error {
     #[error(transparent)]
     Background(Arc<Error>),
     /// There is no session with this ID.
-    #[error("no session {0}")]
+    #[error("there is no session {0}")]
     Unknown(String),
     /// A manifest, session or file that is damaged, incomplete or of another format.
     #[error("{what}: {reason}")]

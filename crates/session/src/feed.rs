@@ -206,7 +206,8 @@ impl Feed {
 impl Drop for Feed {
     fn drop(&mut self) {
         if let Err(error) = self.end_unnamed() {
-            tracing::warn!(%error, "cannot delete the blocks of a failed save");
+            tracing::warn!(%error,
+                "cannot delete the blocks of a failed save; the next sweep deletes the blocks");
         }
     }
 }

@@ -163,17 +163,17 @@ pub fn export_ds4(sessions: &Sessions, id: Id, to: &Path) -> Result<u64, Error> 
     let manifest = sessions.manifest(id)?;
     let refused = |reason: &str| Error::malformed(format!("session {id}"), reason);
     let part = |name: &str| object(sessions, (id, &manifest), name);
-    let head = part(HEAD)?.ok_or_else(|| refused("it was not imported from ds4"))?;
+    let head = part(HEAD)?.ok_or_else(|| refused("the session was not imported from ds4"))?;
     let head: [u8; HEAD_LEN] = head
         .try_into()
-        .map_err(|_| refused("its ds4 head is not valid"))?;
+        .map_err(|_| refused("the ds4 head of the session is not valid"))?;
     let head = Head::decode(&head).map_err(wrong(to))?;
-    let rest = part(REST)?.ok_or_else(|| refused("it is incomplete"))?;
+    let rest = part(REST)?.ok_or_else(|| refused("the session is incomplete"))?;
     // One that has none does not name any.
     let trailer = part(TRAILER)?.unwrap_or_default();
     let base = TEXT_AT + manifest.text.len() as u64;
     let shape = rest.first_chunk::<SHAPE_LEN>();
-    let shape = shape.ok_or_else(|| refused("it is incomplete"))?;
+    let shape = shape.ok_or_else(|| refused("the session is incomplete"))?;
     let layout = Layout::known(shape, base..base + head.payload_len).map_err(wrong(to))?;
     replace(to, |file| {
         let io = io(to);

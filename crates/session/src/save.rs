@@ -509,7 +509,9 @@ impl Sessions {
         let _nobody_names = self.naming.write();
         // Others may have saved some since. Where that is not known all of it stays.
         if let Err(error) = self.refresh() {
-            tracing::warn!(%error, "could not delete blocks of the replaced session");
+            tracing::warn!(%error,
+                "cannot delete the blocks of a replaced session; the next sweep deletes the \
+                 blocks");
             return Ok(());
         }
         self.clear(&gone, &self.beginning_with(first))

@@ -106,15 +106,15 @@ impl Sink {
         if self.failed.is_some() {
             return Err(Error::input(
                 "sink",
-                "a failed sink",
-                "no more bytes after an error",
+                "bytes after an error",
+                "no bytes after the first error",
             ));
         }
         let taken = self.take(bytes);
         match taken {
             Ok(()) => Ok(()),
             Err(error) => {
-                let said = error.to_string();
+                let said = format!("a write that failed ({error})");
                 self.failed = Some(error);
                 Err(Error::input(
                     "bytes",

@@ -112,7 +112,7 @@ impl Sessions {
         let piece_tokens = u32::try_from(spec.namespace.block_tokens).ok();
         let piece_tokens = piece_tokens.filter(|tokens| (1..=PIECE_TOKENS_MAX).contains(tokens));
         let piece_tokens = piece_tokens.ok_or_else(|| {
-            let allowed = format!("tokens per piece, 1 to {PIECE_TOKENS_MAX}");
+            let allowed = format!("1 to {PIECE_TOKENS_MAX} tokens per piece");
             Error::input("block_tokens", spec.namespace.block_tokens, allowed)
         })?;
         let namespace = |group: &str| {
@@ -231,7 +231,9 @@ impl Sessions {
                     // Each refresh reads it again.
                     Some(Err(error)) => {
                         if let Some(unsaid) = self.passed_over.may_say() {
-                            tracing::warn!(%error, %key, unsaid, "session skipped");
+                            tracing::warn!(%error, %key, unsaid,
+                                "session is damaged or has an unknown format; lookups ignore the \
+                                 session");
                         }
                     }
                     _ => {}

@@ -228,7 +228,8 @@ impl Sessions {
                 Ok(manifest) => parts.keep(&manifest),
                 Err(error) => {
                     let session = Id::of(&key);
-                    tracing::warn!(%session, %error, "sweep skipped: cannot read this session");
+                    tracing::warn!(%session, %error,
+                        "cannot read a session; sweep ended without deleting blocks");
                     return Ok(0);
                 }
             }

@@ -103,7 +103,7 @@ impl NamespaceSpec {
             return Err(Error::input(
                 "block_tokens",
                 0,
-                "tokens per block, at least 1",
+                "at least 1 token per block",
             ));
         }
         let mut hash = Sha256::new();

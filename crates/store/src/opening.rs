@@ -81,7 +81,8 @@ impl Opened {
                     opened.tiers.push((at, Stage::Here(tier)));
                 }
                 Err(error) if may_go_without(config, sort, &error) => {
-                    tracing::warn!(%error, "opening without the default arena");
+                    tracing::warn!(%error,
+                        "cannot open the default arena; opening the depot without it");
                     let why = opened.without.take();
                     let why = why.map_or_else(String::new, |before| before + "; ");
                     opened.without = Some(format!("{why}{error}"));

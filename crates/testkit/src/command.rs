@@ -20,7 +20,11 @@ pub struct Caught {
 }
 
 impl Caught {
-    /// From now on.
+    /// Catches these signals from now on.
+    ///
+    /// # Errors
+    ///
+    /// If a handler cannot be registered or the process has too few file descriptors.
     pub fn new() -> io::Result<Caught> {
         let interrupted = Arc::new(AtomicBool::new(false));
         flag::register(SIGINT, Arc::clone(&interrupted))?;
@@ -38,6 +42,10 @@ impl Caught {
     }
 
     /// Runs the command to its end.
+    ///
+    /// # Errors
+    ///
+    /// If the command cannot be started or waited for.
     pub fn run(self, command: &mut Command) -> io::Result<ExitStatus> {
         let mut child = command.spawn()?;
         let pid = Pid::from_child(&child);

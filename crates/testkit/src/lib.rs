@@ -20,6 +20,7 @@
 
 #![forbid(unsafe_code)]
 #![expect(
+    clippy::missing_panics_doc,
     clippy::unwrap_used,
     clippy::print_stdout,
     reason = "a test fails by panicking, and its output is for the person who reads it"

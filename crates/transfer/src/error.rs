@@ -42,7 +42,7 @@ pub enum Error {
         reason: String,
     },
     /// The engine is closed, or belongs to the process that this one was forked from.
-    #[error("the engine is closed")]
+    #[error("the transfer engine is closed")]
     Closed,
 }
 

@@ -200,7 +200,8 @@ impl Remote {
         let opened = wire::Opened::read_from_bytes(&body);
         let opened = opened.map_err(|_| Error::Unreachable {
             peer: peer.address().to_string(),
-            reason: "it sent an unexpected response".to_owned(),
+            reason: "the peer sent an unexpected response; use the same release on all hosts"
+                .to_owned(),
         })?;
         let rights = Rights::of(opened.rights.get());
         let window = Window::new(name, grant, opened.len.get(), rights);

@@ -174,7 +174,9 @@ def _full(path: Path) -> str:
         now = os.fstat(file.fileno())
     after = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns]
     if after != state:
-        raise kvdepot.ConfigError(f"weights: {str(path)!r} changed while it was being read")
+        raise kvdepot.ConfigError(
+            f"weights: {str(path)!r} changed during the read; restart the engine"
+        )
     with contextlib.suppress(OSError):
         files.write(cache, json.dumps({"state": state, "sha256": digest.hexdigest()}))
     return digest.hexdigest()

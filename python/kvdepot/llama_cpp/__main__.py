@@ -11,7 +11,7 @@ def main() -> int:
         from kvdepot.llama_cpp import server
     except ImportError as error:
         wanted = "pip install 'llama-cpp-python[server]==0.3.36'"
-        print(f"kvdepot.llama_cpp: {error}. It needs llama-cpp-python: {wanted}", file=sys.stderr)
+        print(f"kvdepot.llama_cpp needs llama-cpp-python ({error}): {wanted}", file=sys.stderr)
         return 1
     return server.main()
 

@@ -127,13 +127,13 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
         """
         tokens = list(key)
         if self._closed or not tokens:
-            raise KeyError("an empty prompt, or a closed cache, has no stored state")
+            raise KeyError("no stored state: the prompt is empty, or the cache is closed")
         live = self._live(tokens)
         try:
             loaded = self._load(tokens, live)
             cached = loaded or live
         except Exception as error:
-            self._fail("cannot load a state", error)
+            self._fail("cannot load a stored state; computing the prompt", error)
             loaded, cached = 0, self._live(tokens)
         with self._lock:
             self._counts["prompts"] += 1
@@ -157,7 +157,7 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
             return
         if value.n_tokens != self._llama.n_tokens:
             logger.warning(
-                "a state of %d tokens was not stored: the Llama has %d tokens now",
+                "a state of %d tokens was not stored: the model now has %d tokens",
                 value.n_tokens,
                 self._llama.n_tokens,
             )
@@ -169,7 +169,7 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
         try:
             return not self._closed and self.states.find(list(key)) is not None
         except kvdepot.Error as error:
-            self._fail("cannot look up a state", error)
+            self._fail("cannot look up a stored state; treating it as a miss", error)
             return False
 
     @property
@@ -199,7 +199,7 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
             elif snapshot is not None:
                 self._write(snapshot)
         except Exception as error:
-            self._fail("cannot store a state", error)
+            self._fail("cannot store the state of a prompt", error)
 
     def flush(self) -> None:
         """Waits until all pending states are written."""

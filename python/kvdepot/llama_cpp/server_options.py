@@ -26,12 +26,12 @@ CAPACITY = "10GiB"
 """What a new directory may hold, unless --capacity says otherwise."""
 
 DESCRIPTION = """\
-llama-cpp-python's OpenAI-compatible server, which remembers: what it has computed of a
-conversation is kept in a depot, and the next request that begins with the same tokens goes on
-from there. In the same process, after a restart, in another server over the same depot; also
-after a kill. Clients need not know of it: `usage.prompt_tokens_details.cached_tokens` says how
-many tokens of a prompt were not computed again. What is brought back is verified; what does not
-verify is computed.
+llama-cpp-python's OpenAI-compatible server, with a persistent prompt cache. The server stores the
+KV state of each conversation in a depot. The next request that begins with the same tokens loads
+the state and computes only the remaining tokens: in the same process, after a restart or a kill,
+and in another server with the same depot. Clients need no changes. The field
+`usage.prompt_tokens_details.cached_tokens` of a response is the number of prompt tokens that were
+loaded. Loaded data is verified; the server computes tokens whose data fails verification.
 """
 
 EPILOG = """\
@@ -40,8 +40,8 @@ examples:
   python -m kvdepot.llama_cpp --model qwen3-8b.gguf --port 8001 --depot /mnt/kv   # a second one
   python -m kvdepot.llama_cpp --config_file models.yaml --depot unix:/run/kvdepot.sock
 
-Ctrl-C or SIGTERM: requests that are being answered end, what waits is written, and it exits.
-GET /extras/kvdepot says what was reused and stored. docs/engines/llama_cpp_server.md has the rest.
+After Ctrl-C or SIGTERM, the server completes running requests, writes waiting states, and exits.
+GET /extras/kvdepot returns statistics of reuse and storage. See docs/engines/llama_cpp_server.md.
 """
 
 
@@ -68,25 +68,25 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    own = made.add_argument_group("what is remembered")
+    own = made.add_argument_group("prompt cache")
     # argparse takes a percent sign for one of its own.
     default = str(default_directory()).replace("%", "%%")
     own.add_argument(
         "--depot",
         metavar="DIR|FILE|unix:SOCKET",
-        help="where states are kept: a directory, which any number of servers may share; a "
-        "configuration file of a depot (.yaml, .yml, .json); or the socket of a depot that "
-        f"`kvdepot serve` has open (default: {default})",
+        help="storage for the states of conversations: a directory, which any number of servers "
+        "can share; a configuration file of a depot (.yaml, .yml, .json); or the socket of a "
+        f"`kvdepot serve` process (default: {default})",
     )
     own.add_argument(
         "--capacity",
         metavar="SIZE",
-        help="most bytes that the directory's files have together, such as 64GiB; what was not "
-        f"used for longest goes first (default: {CAPACITY} for a new directory, else what it was "
-        "made with; all who share one give the same)",
+        help="maximum total size of the files in the directory, such as 64GiB; the least recently "
+        "used files are evicted. All servers that share a directory need the same value "
+        f"(default: {CAPACITY} for a new directory, else the directory's value)",
     )
     theirs = made.add_argument_group(
-        "llama-cpp-python's own flags, all of `python -m llama_cpp.server`"
+        "flags of llama-cpp-python (all flags of `python -m llama_cpp.server`)"
     )
     add_args_from_model(theirs, Settings)
     theirs.add_argument("--config_file", type=str, help="Path to a config file to load.")

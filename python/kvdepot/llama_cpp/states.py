@@ -220,7 +220,7 @@ class States:
             )
         except KeyError as error:
             raise kvdepot.Error(
-                f"the engine removed rows of tokens {error} during their save"
+                f"the model overwrote tokens {error} during their save; the state is not saved"
             ) from error
         return {
             "cached_tokens": saved["cached_tokens"],
@@ -312,7 +312,9 @@ class States:
             sizes = [(end - first) * layout.token_bytes for first, end in runs]
             pieces = [np.empty(size, np.uint8) for size in sizes]
         if not self.store.restore(found, pieces, objects)["whole"]:
-            logger.warning("a stored state of %d tokens is corrupt and not used", len(tokens))
+            logger.warning(
+                "a stored state of %d tokens is corrupt; computing the prompt", len(tokens)
+            )
             return False
         if layout is not None:
             layout.write_head(state)
@@ -323,7 +325,7 @@ class States:
             return True
         self._refused.append(found.id)
         logger.warning(
-            "llama.cpp rejected a stored state of %d tokens; it is not used", len(tokens)
+            "llama.cpp rejected a stored state of %d tokens; computing the prompt", len(tokens)
         )
         return False
 

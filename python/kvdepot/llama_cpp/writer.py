@@ -35,7 +35,7 @@ class Writer:
         """Write a snapshot, later."""
         with self._changed:
             if self._closed:
-                raise RuntimeError("the writer is closed")
+                raise RuntimeError("internal error: a save started after the cache was closed")
             kept = [one for one in self._waiting if not _takes_place_of(snapshot, one)]
             held = sum(one.nbytes for one in kept)
             while kept and held + snapshot.nbytes > self._waiting_bytes:
@@ -43,8 +43,8 @@ class Writer:
                 held -= dropped.nbytes
                 self.dropped += 1
                 logger.warning(
-                    "a state of %d tokens was not stored: over %d bytes are already waiting "
-                    "to be written",
+                    "a state of %d tokens was dropped: more than %d bytes are waiting for the "
+                    "depot",
                     len(dropped.tokens),
                     self._waiting_bytes,
                 )

@@ -122,7 +122,10 @@ class KvdepotAdapter(L2AdapterInterface):
             if not whole:
                 reasons = ", ".join(sorted(batch.reasons))
                 log.warning(
-                    "%d of %d chunks not stored: %s", len(names) - len(kept), len(names), reasons
+                    "%d of %d chunks were not stored: %s",
+                    len(names) - len(kept),
+                    len(names),
+                    reasons,
                 )
             self._stored[number] = L2StoreResult(whole, sum(bytes_each) if whole else 0)
         if keys:
@@ -220,8 +223,8 @@ class KvdepotAdapter(L2AdapterInterface):
         blocks, overflowed = self._store.depot.removed_blocks()
         if overflowed:
             log.warning(
-                "the log of evicted blocks overflowed; LMCache is notified of the "
-                "latest evictions only"
+                "the log of evicted blocks overflowed; LMCache still lists some evicted blocks, "
+                "which are misses"
             )
         keys: list[ObjectKey] = []
         sizes: list[int] = []
@@ -332,7 +335,9 @@ class KvdepotAdapter(L2AdapterInterface):
         if operation == "status":
             return dict(self.reconfigure_status())
         if not self._store.settings.hotplug_enabled:
-            raise L2ReconfigureError(403, "hotplug_enabled is false in adapter_params")
+            raise L2ReconfigureError(
+                403, "device calls are disabled; set hotplug_enabled: true in adapter_params"
+            )
         depot = self._store.depot
         try:
             return lmcache_hotplug.apply(depot, operation, payload, device_owners, self._tell_gone)

@@ -230,7 +230,7 @@ class Store:
             except kvdepot.ClosedError:
                 raise
             except kvdepot.Error as error:
-                logger.warning("could not remove %d chunks: %s", len(keys), error)
+                logger.warning("cannot delete %d chunks, which stay stored: %s", len(keys), error)
 
     def _each(
         self,

@@ -76,25 +76,25 @@ def apply(
         raise L2ReconfigureError(400, f"operation must be one of {', '.join(OPERATIONS)}")
     path = payload.get("device_path")
     if not isinstance(path, str) or not path.strip():
-        raise L2ReconfigureError(400, "device_path must be a non-empty string")
+        raise L2ReconfigureError(400, "device_path must be the path of a device")
     try:
         done = verbs[operation](depot, path.strip(), payload, owners, gone)
     except kvdepot.TimeoutError as error:
         log.warning("%s %s: %s", operation, path, error)
         found = find(depot, path.strip())
         locked = found["pinned_blocks"] if found else 0
-        message = "the device has locked blocks"
+        message = "blocks of the device are pinned or being written; repeat the call later"
         blocked = {"status": "blocked", "reason": message, "locked_key_count": locked}
         raise L2ReconfigureError(409, message, payload=blocked) from error
     except kvdepot.LockedError as error:
         log.warning("%s %s: %s", operation, path, error)
-        raise L2ReconfigureError(409, "another process owns the device") from error
+        raise L2ReconfigureError(409, "another process uses the device") from error
     except kvdepot.CorruptError as error:
         log.warning("%s %s: %s", operation, path, error)
-        raise L2ReconfigureError(409, "the device contains other data") from error
+        raise L2ReconfigureError(409, "the device contains data that is not an arena") from error
     except kvdepot.Error as error:
         log.warning("%s %s: %s", operation, path, error)
-        raise L2ReconfigureError(400, f"cannot change the device: {operation} failed") from error
+        raise L2ReconfigureError(400, f"the operation {operation} failed; see the log") from error
     return {"status": "ok", "operation": operation, "device_path": path.strip(), **done}
 
 
@@ -108,7 +108,7 @@ def add(
     """Map one more device, or let a drained one take writes again."""
     others = owners(path)
     if others:
-        raise L2ReconfigureError(409, f"the device is already mapped by {', '.join(others)}")
+        raise L2ReconfigureError(409, f"the device is already in use by {', '.join(others)}")
     size = size_of(payload)
     there = find(depot, path)
     if there is not None and size not in (None, there["capacity_bytes"]):
@@ -129,7 +129,9 @@ def remove(
     found = known(depot, path)
     others = [one for one in depot.devices() if one["path"] != path and one["state"] == "serving"]
     if mode == "migrate" and found["blocks"] and not others:
-        raise L2ReconfigureError(507, "no other device accepts writes")
+        raise L2ReconfigureError(
+            507, "no other device accepts writes; add a device, or use the mode evict"
+        )
     drained = depot.drain_device(path, "evict" if mode == "evict" else "other_devices", LOCK_WAIT_S)
     gone()
     if mode != "drain":
@@ -157,7 +159,9 @@ def resize(
     if size is None:
         raise L2ReconfigureError(400, "size_bytes must be a number of bytes above 0")
     if size < found["capacity_bytes"]:
-        raise L2ReconfigureError(409, "a device cannot shrink; remove it and add a smaller one")
+        raise L2ReconfigureError(
+            409, "a device cannot shrink; remove the device and add a smaller device"
+        )
     depot.grow_device(path, size)
     now = known(depot, path)
     return {

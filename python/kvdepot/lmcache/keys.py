@@ -82,9 +82,9 @@ def warn_of_names(logger: logging.Logger, weights: str) -> None:
     """Logs what no setting has named; `weights` is "the weights, " if that includes the weights,
     else empty."""
     logger.warning(
-        "weights: not set, and LMCache's keys do not include %sRoPE settings, quantization "
-        "and adapters, so models that differ only in these share blocks; set weights to a "
-        "text that identifies them, and change it with them",
+        "weights: not set; models that differ only in %sRoPE settings, quantization or adapters "
+        "share blocks, because LMCache's keys do not include these; set weights to a text that "
+        "identifies the model",
         weights,
     )
 

@@ -90,10 +90,10 @@ class Layout:
         fmt, dtype, shape, dimension = json.loads(text)
         sizes = tuple(int(size) for size in shape)
         if not 0 <= int(dimension) < len(sizes) or not all(size > 0 for size in sizes):
-            raise ValueError(f"{text!r} is not a layout")
+            raise ValueError(f"{text!r} is not the layout of a chunk")
         found = getattr(torch, str(dtype))
         if not isinstance(found, torch.dtype):
-            raise ValueError(f"{text!r} is not a layout")
+            raise ValueError(f"{text!r} is not the layout of a chunk")
         return cls(MemoryFormat[fmt], found, sizes, int(dimension))
 
     def key(self) -> bytes:
@@ -112,11 +112,9 @@ def can_store(key: CacheEngineKey, chunk: MemoryObj) -> bool:
     """Whether the chunk has the form that is stored; a line in the log where it has not."""
     count = len(chunk.get_shapes())
     if count > 1:
-        logger.error("%s was not stored: it has %d tensors; allowed: one", key, count)
+        logger.error("%s was not stored: the chunk has %d tensors; allowed: one", key, count)
     elif chunk.metadata.cached_positions is not None:
-        logger.error(
-            "%s was not stored: kvdepot does not store the positions of blended chunks", key
-        )
+        logger.error("%s was not stored: kvdepot does not store blended chunks", key)
     else:
         return True
     return False

@@ -77,7 +77,7 @@ def warn_of_exclusion(config: Any, name: str) -> None:
         named = [value] if isinstance(value, str) else value
         if named and name not in named:
             logger.warning(
-                "%s: %r does not name the storage plug-in %r, so LMCache %s there",
+                "%s: %r does not contain the storage plug-in %r, so LMCache %s in kvdepot",
                 option,
                 value,
                 name,

@@ -75,77 +75,97 @@ def _address(value: Any) -> str:
 DEVICES = Setting(
     ("devices",),
     Kind("a list of at least one {device_path, max_dax_size_gb}", _entries),
-    "devices of the tier, instead of the two settings above",
+    "devices of the tier `Dax`, instead of `device_path` and `max_dax_size`",
     option="dax.devices",
 )
 
 # LMCache's names, with `dax.` before them or without.
 KNOBS = Schema(
-    Setting(("device_path",), WORD, "`dax.path`", option="dax.path"),
-    Setting(("max_dax_size", "max_dax_size_gb"), GIBS, "`dax.capacity`", option="dax.capacity"),
+    Setting(
+        ("device_path",),
+        WORD,
+        "path of a DAX device or file for the tier `Dax`; sets kvdepot's `dax.path`",
+        option="dax.path",
+    ),
+    Setting(
+        ("max_dax_size", "max_dax_size_gb"),
+        GIBS,
+        "size of the tier `Dax` in GiB; sets kvdepot's `dax.capacity`",
+        option="dax.capacity",
+    ),
     DEVICES,
     Setting(
         ("slot_bytes",),
         SIZE,
-        "size of the record table of a new arena: smaller values make it larger, and the arena "
-        "must hold one slot. Stored blocks keep their own length",
+        "expected size of a block, at most the capacity of a device. A size below 32KiB allows "
+        "more blocks in a new arena of known capacity. Stored blocks keep their own length",
     ),
     Setting(
         ("restore_workers", "num_load_workers"),
         COUNT,
-        "`lanes`: number of copy threads",
+        "number of copy threads, 1 to 256; sets kvdepot's `lanes`",
         option="lanes",
     ),
     Setting(
         ("num_store_workers",),
         COUNT,
-        "validated and otherwise ignored; the copy threads also store",
+        "no effect, but the value is validated: the copy threads also store",
     ),
     Setting(
-        ("num_lookup_workers",), COUNT, "validated and otherwise ignored; lookups use no threads"
+        ("num_lookup_workers",),
+        COUNT,
+        "no effect, but the value is validated: lookups use no threads of their own",
     ),
     Setting(
         ("restore_max_regions",),
         COUNT,
-        "`staging_regions`: slices that are staged at the same time",
+        "number of regions of the staging buffer, 1 to 4096; sets kvdepot's `staging_regions`",
         option="staging_regions",
     ),
     Setting(
         ("retrieve_staging_slab_bytes",),
         SIZE,
-        "`staging_slab`: used only if the destination needs staging; LMCache's CPU memory is "
-        "filled directly",
+        "size of the staging buffer; sets kvdepot's `staging_slab`. kvdepot uses the buffer only "
+        "if a direct copy is impossible, and copies directly into LMCache's CPU memory",
         option="staging_slab",
     ),
     Setting(
         ("async_put",),
         FLAG,
-        "in-process mode only: puts return before their blocks are stored",
+        "asynchronous puts in the in-process mode: if `true`, a put returns before its blocks are "
+        "stored. The multi-process mode ignores this setting",
         default=True,
     ),
     Setting(
         ("hotplug_enabled",),
         FLAG,
-        "multi-process mode only: devices can be added and removed over HTTP",
+        "hot-plugging in the multi-process mode: if `true`, devices can be added and removed over "
+        "HTTP. The in-process mode ignores this setting",
         default=False,
     ),
     Setting(
         ("persist_enabled",),
         FLAG,
-        "`true` requires a persistent tier (`Dax`, `Nvme`, `Posix`); blocks there persist with "
-        "either value",
+        "check of the pipeline: if `true`, a pipeline without a persistent tier (`Dax`, `Nvme`, "
+        "`Posix`) is an error. Blocks in persistent tiers persist with either value",
     ),
     Setting(
         ("eviction",),
         Kind("a mapping whose eviction_policy is 'LRU'", _eviction),
-        "kvdepot always evicts the least recently used blocks",
+        "eviction policy of LMCache. Only LRU is allowed: kvdepot always evicts the least recently "
+        "used blocks",
     ),
-    Setting(("salt",), WORD, "kvdepot's option: separates tenants that use the same model"),
+    Setting(
+        ("salt",),
+        WORD,
+        "kvdepot's option: text that separates tenants. Engines with different salts share no "
+        "blocks",
+    ),
     Setting(
         ("weights",),
         Kind("a text that is not empty, other than 'sampled' and 'full'", _names_weights),
-        "kvdepot's option: a text that identifies the weights and everything else that is missing "
-        "from LMCache's keys, see [below](#limits-of-lmcaches-keys)",
+        "kvdepot's option: text that identifies the weights and everything else that "
+        "[LMCache's keys lack](#limits-of-lmcaches-keys)",
     ),
 )
 
@@ -154,9 +174,8 @@ PLACES = Schema(
     Setting(
         ("pipeline",),
         _settings.text("a text such as 'Cache|Dax'"),
-        "tiers, first to last. Default: the tiers that have a section, and `Dax` if none of them "
-        "is persistent; no memory tier without a `cache` section, because LMCache keeps hot chunks "
-        "in memory itself",
+        "tiers of the depot, first to last. Default: the tiers with a section in the "
+        "configuration, and also `Dax` if none of these tiers is persistent",
         option="pipeline",
     ),
     Setting(
@@ -165,8 +184,8 @@ PLACES = Schema(
             "'unix:' and the socket of a running server; for an arena use dax.path",
             _address,
         ),
-        "depot of a running server; can be combined only with `lanes` and the connector's own "
-        "settings",
+        "depot of a running server, instead of tiers. With `path`, the only allowed option of the "
+        "depot is `lanes`",
         option="path",
     ),
 )

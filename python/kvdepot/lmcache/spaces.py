@@ -125,7 +125,7 @@ class Spaces:
         except kvdepot.ClosedError:
             raise
         except kvdepot.Error as error:
-            logger.warning("could not remove %d blocks: %s", len(ids), error)
+            logger.warning("cannot delete %d blocks, which stay stored: %s", len(ids), error)
             return 0
 
     def _all(self) -> list[tuple[Layout, kvdepot.Namespace]]:
@@ -160,7 +160,7 @@ class Spaces:
             try:
                 layout = Layout.parse(text)
             except (ValueError, TypeError, KeyError, AttributeError):
-                logger.warning("invalid chunk layout %r", text)
+                logger.warning("stored chunk layout %r is not valid; its chunks are misses", text)
                 continue
             self.of(layout)
             new = True

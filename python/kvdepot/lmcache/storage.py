@@ -101,7 +101,7 @@ class KvdepotBackend(StoragePluginInterface):
             loop=loop,
         )
         if config is None or metadata is None:
-            raise kvdepot.ConfigError("config, metadata: both are required")
+            raise kvdepot.ConfigError("config and metadata are required")
         # LMCache's scheduler has no memory of its own: it looks up, and never loads.
         if local_cpu_backend is None and metadata.role != "scheduler":
             raise kvdepot.ConfigError(
@@ -109,8 +109,8 @@ class KvdepotBackend(StoragePluginInterface):
             )
         if metadata.get_num_groups() != 1:
             raise kvdepot.ConfigError(
-                f"KV groups: {metadata.get_num_groups()} are not allowed here; it must be 1 "
-                "(LMCache's multi-process mode stores several)"
+                f"KV groups: {metadata.get_num_groups()} is not allowed; allowed: 1 (use "
+                "LMCache's multi-process mode for models with several KV groups)"
             )
         self.name = plugin_name(config)
         settings = lmcache_settings.read(parameters(config.extra_config or {}, self.name))
@@ -249,7 +249,9 @@ class KvdepotBackend(StoragePluginInterface):
     def get_allocator_backend(self) -> Any:
         """Returns LMCache's CPU memory."""
         if self.local_cpu_backend is None:
-            raise RuntimeError("LMCache's scheduler process has no CPU memory; it can only look up")
+            raise RuntimeError(
+                "LMCache's scheduler process has no CPU memory, so the process can only look up"
+            )
         return self.local_cpu_backend
 
     # ---- removal and end ---------------------------------------------------------------------
@@ -397,7 +399,7 @@ class KvdepotBackend(StoragePluginInterface):
                 try:
                     stored(key)
                 except Exception:
-                    logger.exception("the callback failed for the stored chunk %s", key)
+                    logger.exception("LMCache's callback failed for the stored chunk %s", key)
 
     def _give_back(self, borrowed: Sequence[MemoryObj]) -> None:
         for chunk in borrowed:
@@ -419,7 +421,9 @@ class KvdepotBackend(StoragePluginInterface):
             try:
                 self._fill(block_keys(keys), restored, prefix)
             except Exception:
-                logger.exception("a restore of %d chunks failed", len(keys))
+                logger.exception(
+                    "restore of %d chunks failed; LMCache computes the missing chunks", len(keys)
+                )
         if prefix:
             end = restored.index(None) if None in restored else len(restored)
             for chunk in restored[end:]:
@@ -451,7 +455,9 @@ class KvdepotBackend(StoragePluginInterface):
                         [(chunk.data_ptr, length) for chunk in chunks],
                     )
                     if len(chunks) < len(part):
-                        logger.warning("LMCache's CPU memory is full; some chunks are misses")
+                        logger.warning(
+                            "LMCache's CPU memory is full; the remaining chunks are misses"
+                        )
                         break
 
     def _allocate(self, layout: Layout, length: int, count: int) -> list[MemoryObj]:

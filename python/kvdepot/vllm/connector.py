@@ -181,18 +181,18 @@ class KvdepotConnector(WatchingConnector):
         geometries = sorted(described, key=lambda geometry: geometry.rank)
         world = self._vllm_config.parallel_config.world_size
         if [geometry.rank for geometry in geometries] != list(range(world)):
-            raise RuntimeError(f"{len(geometries)} of {world} ranks described their KV caches")
+            raise RuntimeError(f"only {len(geometries)} of {world} ranks reported KV caches")
         _refuse_empty_parts(geometries)
         if not self._memory_weights.watched:
             backend = self._vllm_config.parallel_config.distributed_executor_backend
             raise kvdepot.ConfigError(
-                f"--distributed-executor-backend: {backend!r} is not allowed with kvdepot, which "
-                "cannot see there when weights change in memory; use 'uni' or 'mp'"
+                f"--distributed-executor-backend: {backend!r} is not allowed, because kvdepot "
+                "cannot detect changed weights with this executor; use 'uni' or 'mp'"
             )
         replicated = self.manager.writers < world
         if any(geometry.replicated is not replicated for geometry in geometries):
             raise RuntimeError(
-                "ranks and scheduler disagree on whether all ranks store identical KV"
+                "internal error: ranks and scheduler disagree whether all ranks have the same KV"
             )
 
         def groups(epoch: str | None) -> Groups:
@@ -421,7 +421,7 @@ class KvdepotConnector(WatchingConnector):
             return
         if self._settings.probes.first == vllm_settings.GATE:
             raise kvdepot.ConfigError(
-                f"probe_first: 'gate' is not allowed here: {why}; use 'detect'"
+                f"probe_first: 'gate' is not allowed, because {why}; use 'detect'"
             )
         self.manager.probes.switch_off(why)
 
@@ -475,15 +475,15 @@ def _refuse_beside(multi: Any) -> None:
     if policy != "recompute":
         raise kvdepot.ConfigError(
             f"kv_load_failure_policy: {policy!r} is not allowed for a MultiConnector with kvdepot: "
-            "a block that cannot be loaded or verified would end its request; set it to "
-            '"recompute" next to "kv_connector": "MultiConnector"'
+            "a block that cannot be loaded or verified would end its request; set "
+            '"kv_load_failure_policy": "recompute" next to "kv_connector": "MultiConnector"'
         )
     for connector in getattr(multi, "sub_connectors", ()):
         if type(connector) is OffloadingConnector:
             raise kvdepot.ConfigError(
-                "connectors: OffloadingConnector is not allowed with KvdepotConnector, which "
-                "is derived from it: both would register the same metrics; omit it, because the "
-                "Cache tier has the same function"
+                "connectors: OffloadingConnector is not allowed with KvdepotConnector, because "
+                "both register the same metrics; remove OffloadingConnector (kvdepot's tier Cache "
+                "replaces it)"
             )
 
 
@@ -507,15 +507,15 @@ def _refuse(vllm_config: Any, kv_cache_config: Any) -> None:
     if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
         raise kvdepot.ConfigError(
             f"--distributed-executor-backend: 'external_launcher' with {parallel.world_size} ranks "
-            "is not allowed with kvdepot: each rank is then a separate engine, but a block "
-            "needs the parts of all ranks; use 'mp'"
+            "is not allowed with kvdepot, because each rank is then a separate engine, but a "
+            "block needs the KV of all ranks; use 'mp'"
         )
     if parallel.nnodes > 1 or parallel.distributed_executor_backend == "ray":
         raise kvdepot.ConfigError(
             f"--nnodes: {parallel.nnodes} nodes with the "
-            f"{parallel.distributed_executor_backend!r} executor is not allowed with kvdepot: all "
-            "workers of an engine must run on one host and share its memory; use one node "
-            "and the 'mp' or 'uni' executor"
+            f"{parallel.distributed_executor_backend!r} executor is not allowed with kvdepot, "
+            "because all workers of an engine must run on one host; use one node and the 'mp' or "
+            "'uni' executor"
         )
     for option, size in (
         ("--decode-context-parallel-size", parallel.decode_context_parallel_size),
@@ -530,8 +530,8 @@ def _refuse(vllm_config: Any, kv_cache_config: Any) -> None:
         key = "block_size" if "block_size" in extra else "blocks_per_chunk"
         raise kvdepot.ConfigError(
             f"{key}: {extra[key]!r} is not allowed for a model with "
-            f"{len(kv_cache_config.kv_cache_groups)} KV groups (sliding windows, Mamba): a stored "
-            "block is then one vLLM block; omit the option"
+            f"{len(kv_cache_config.kv_cache_groups)} KV groups, because a stored block must be "
+            "one vLLM block; omit the option"
         )
 
 
@@ -542,6 +542,6 @@ def _refuse_empty_parts(geometries: list[RankGeometry]) -> None:
             group = geometry.payload_bytes.index(0)
             raise kvdepot.ConfigError(
                 f"--pipeline-parallel-size: the stage of rank {geometry.rank} has no layer of KV "
-                f"group {group}, and kvdepot stores a part of every rank; use fewer stages, or "
+                f"group {group}, but a block needs KV of every rank; use fewer stages, or "
                 "--tensor-parallel-size"
             )

@@ -79,7 +79,7 @@ class Faults:
         self._next_log[call] = now + LOG_SECONDS
         more = self._unlogged.pop(call, 0)
         self._logger.error(
-            "%s failed%s: %s: %s; treated as a cache miss",
+            "depot call %s failed%s: %s: %s; treated as a cache miss",
             call, f" (and {more} times since the last such line)" if more else "",
             type(error).__name__, str(error),
         )  # fmt: skip

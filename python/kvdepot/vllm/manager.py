@@ -405,7 +405,7 @@ class KvdepotManager(OffloadingManager):
             if report.corrupt or report.undelivered:
                 logger.warning(
                     "request %s: of %d blocks, %d were corrupt and %d could not be copied on "
-                    "rank %d; vLLM recomputes them",
+                    "rank %d; vLLM recomputes these blocks",
                     load.request, len(load.pins), len(report.corrupt), len(report.undelivered),
                     rank,
                 )  # fmt: skip

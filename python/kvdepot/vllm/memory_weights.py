@@ -191,7 +191,7 @@ class MemoryWeights:
         try:
             sums = worker_calls.call(executor, sum_rank)
         except Exception:
-            logger.exception("kvdepot: cannot hash the weights in memory")
+            logger.exception("kvdepot: cannot hash the weights in memory; the weights are unknown")
             return None
         logger.debug("kvdepot: weights summed in %.3f s", time.perf_counter() - start)
         if None in sums:
@@ -213,7 +213,7 @@ class MemoryWeights:
         try:
             sample = worker_calls.call(executor, _is_as_sampled, non_block=True)
         except Exception:
-            logger.exception("kvdepot: cannot check the weights in memory")
+            logger.exception("kvdepot: cannot check the weights in memory for changes")
         return sample
 
     def _same(self, sample: Future[list[bool]] | None) -> bool:
@@ -221,7 +221,7 @@ class MemoryWeights:
         try:
             return sample is None or all(sample.result())
         except Exception:
-            logger.exception("kvdepot: cannot check the weights in memory")
+            logger.exception("kvdepot: cannot check the weights in memory for changes")
             return True
 
     def _compare(self, sample: Future[list[bool]]) -> None:
@@ -248,10 +248,10 @@ class MemoryWeights:
             withdrawn += len(keys)
         self._stored, self._stored_since = [], []
         logger.error(
-            "kvdepot: the weights in memory changed within the last %.0f s by a way that "
-            "kvdepot does not watch; removed the %d blocks stored since, but requests may "
-            "have been served KV of other weights; change weights through vLLM's own calls, "
-            "such as collective_rpc, and reset its prefix cache",
+            "kvdepot: the weights in memory changed within the last %.0f s, without a vLLM call "
+            "that kvdepot observes; kvdepot removed the %d blocks stored since, but requests may "
+            "have been served KV of other weights; reset vLLM's prefix cache, and change weights "
+            "through vLLM's calls, such as collective_rpc",
             2 * SAMPLE_SECONDS, withdrawn,
         )  # fmt: skip
 
@@ -262,13 +262,13 @@ class MemoryWeights:
     def _say(self, why: str, before: str | None) -> None:
         if self.name is None:
             logger.error(
-                "kvdepot: after %s the weights in memory are unidentified%s; nothing is "
-                "stored or loaded until they are identified",
+                "kvdepot: after %s, the weights in memory cannot be identified%s; nothing is "
+                "stored or loaded until kvdepot has identified the weights",
                 why, f" ({self._unreadable})" if self._unreadable else "",
             )  # fmt: skip
         elif self.name != before:
             logger.warning(
-                "kvdepot: after %s the weights in memory are %s%s", why,
+                "kvdepot: after %s, the weights in memory are %s%s", why,
                 "those that were loaded at the start" if not self.name else
                 f"others than those that were loaded at the start (sum {self.name[:16]})",
                 "; nothing is stored or loaded until vLLM's prefix cache is reset"

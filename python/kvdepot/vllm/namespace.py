@@ -138,10 +138,10 @@ def _refuse_counted_images(vllm_config: Any) -> None:
         and not vllm_config.cache_config.enable_prefix_caching
     ):
         raise kvdepot.ConfigError(
-            "--mm-processor-cache-gb: 0 with --no-enable-prefix-caching is not allowed with "
-            "kvdepot for a multimodal model: vLLM then identifies images by numbers that start "
-            "again with each server, but kvdepot keeps blocks for longer; enable one of the two "
-            "caches, or use --language-model-only"
+            "--mm-processor-cache-gb: 0 with --no-enable-prefix-caching is not allowed for a "
+            "multimodal model, because vLLM then reuses image numbers after a restart, and "
+            "kvdepot would load KV of other images; enable one of the two caches, or use "
+            "--language-model-only"
         )
 
 
@@ -154,9 +154,8 @@ def refuse_whole_prompts(vllm_config: Any) -> None:
     kind = None if pooler is None else pooler.seq_pooling_type
     if kind in WHOLE_PROMPT_POOLING:
         raise kvdepot.ConfigError(
-            f"--pooler-config: seq_pooling_type {kind!r} is not allowed with kvdepot: it needs "
-            "every token of a prompt computed, so no stored block can be used; start this engine "
-            "without kvdepot"
+            f"--pooler-config: seq_pooling_type {kind!r} is not allowed with kvdepot, because "
+            "this pooling needs all tokens of a prompt computed; start this engine without kvdepot"
         )
 
 
@@ -169,8 +168,8 @@ def keys(vllm_config: Any) -> tuple[str, bool]:
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     if algorithm not in HASH_ALGORITHMS:
         raise kvdepot.ConfigError(
-            f"--prefix-caching-hash-algo: {algorithm!r} is not allowed with kvdepot, which keeps "
-            f"blocks for longer than one run; use one of {', '.join(HASH_ALGORITHMS)}"
+            f"--prefix-caching-hash-algo: {algorithm!r} is not allowed, because this hash is too "
+            f"weak for blocks that outlive a run; use one of {', '.join(HASH_ALGORITHMS)}"
         )
     function = get_hash_fn_by_name(algorithm)
     seed = resolve_none_hash_seed(function)
@@ -222,9 +221,9 @@ def _files(vllm_config: Any, model: Any, load: Any, mode: str, text: str | None)
     if text is None:
         raise kvdepot.ConfigError(
             f"--model: the weights of {model.model!r} are not in files of this host (load format "
-            f"{load.load_format!r}), so kvdepot cannot identify them; use a local "
-            "directory or the Hugging Face cache, or set a text that identifies them as "
-            "'weights' in kv_connector_extra_config (a different text for different weights)"
+            f"{load.load_format!r}), so kvdepot cannot identify the weights; use a local "
+            "directory or the Hugging Face cache, or set 'weights' in kv_connector_extra_config "
+            "to a text that identifies the weights"
         )
     return "named"
 
@@ -244,8 +243,9 @@ def _beside(name: str, load: Any, mode: str, text: str | None) -> str:
     directory = _directory(SimpleNamespace(model=name, revision=None), load)
     if directory is None and text is None:
         raise kvdepot.ConfigError(
-            f"--model: it also loads weights or code of {name!r}, which are not in files of this "
-            "host; set a text that identifies them as 'weights' in kv_connector_extra_config"
+            f"--model: the model also loads weights or code of {name!r}, which are not in files "
+            "of this host; set 'weights' in kv_connector_extra_config to a text that identifies "
+            "all weights"
         )
     return "named" if directory is None else engine_weights.of_directory(directory, mode)
 

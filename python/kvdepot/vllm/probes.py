@@ -115,7 +115,7 @@ class Probes:
         if self._every:
             self.off = why
             say = logger.warning if self._first == GATE else logger.info
-            say("kvdepot: no hit is probed: %s", why)
+            say("kvdepot: probes are disabled, because %s", why)
 
     def forget(self) -> None:
         """The namespaces in use were emptied, or other weights were the reason for a doubt: their
@@ -135,9 +135,9 @@ class Probes:
             if entry is not None:
                 self._state.quarantined = True
                 logger.error(
-                    "kvdepot: namespace %s is quarantined: %s. Nothing is stored or loaded. "
-                    "'kvdepot quarantine list' shows it; 'kvdepot quarantine release %s' ends "
-                    "it from the engine's next start on",
+                    "kvdepot: namespace %s is in quarantine: %s. Nothing is stored or loaded. "
+                    "'kvdepot quarantine list' lists the namespace; 'kvdepot quarantine release "
+                    "%s' and a restart of the engine end the quarantine",
                     digest.hex(), entry.get("reason", "no reason given"), digest.hex(),
                 )  # fmt: skip
         return {} if self._state.quarantined else groups
@@ -367,10 +367,10 @@ class Probes:
         )
         logger.error(
             "kvdepot: a probe failed: %s. Requests served since the last matching probe, "
-            "whose answers may be wrong: %d. Hits of this namespace are now recomputed and "
-            "compared, and none of its blocks is served or stored, until %d probes in a row "
-            "match; after %d failures the namespace is quarantined. A setting that changes "
-            "keys and values is missing from the namespace: please report it",
+            "whose answers may be wrong: %d. kvdepot now recomputes and compares hits of this "
+            "namespace, and serves and stores its blocks again after %d matching probes in a "
+            "row. After %d failures, the namespace is put in quarantine. A setting that changes "
+            "keys and values is missing from the namespace: please report this message",
             text, state.served, AGREED_IN_A_ROW, FAILED,
         )  # fmt: skip
         state.reason = text
@@ -385,8 +385,8 @@ class Probes:
             except OSError as error:
                 path = f"not beyond this engine's end ({error})"
             logger.error(
-                "kvdepot: %d probes failed; namespace %s is quarantined (%s). Nothing is "
-                "stored or loaded. 'kvdepot quarantine list' shows it; 'kvdepot rm "
+                "kvdepot: %d probes failed; namespace %s is in quarantine (%s). Nothing is "
+                "stored or loaded. 'kvdepot quarantine list' lists the namespace; 'kvdepot rm "
                 "--namespace %s' removes its blocks",
                 FAILED, digest.hex(), path, digest.hex(),
             )  # fmt: skip

@@ -29,12 +29,12 @@ UCM_CONFIG_FILE = "UCM_CONFIG_FILE"
 CONFIG_FILE = Setting(
     ("config_file", UCM_CONFIG_FILE),
     _settings.optional(_settings.text("the path of a YAML file")),
-    "file with the same keys, or [a configuration file of UCM](../ucm.md)",
+    "YAML file with these settings, or [a configuration file of UCM](../ucm.md)",
 )
 SALT = Setting(
     ("salt",),
     _settings.optional(_settings.text()),
-    "separates tenants that use the same model",
+    "text that separates tenants: engines with different salts share no blocks",
 )
 ON_RESET = Setting(
     ("on_reset",),
@@ -42,16 +42,16 @@ ON_RESET = Setting(
         _settings.one_of((VERIFY, "epoch", "clear")),
         allowed="'verify' (keeps blocks while the weights are the same), 'epoch' or 'clear'",
     ),
-    "effect of a reset of vLLM's prefix cache on stored blocks, see "
-    "[below](#cache-resets-and-sleep-mode)",
+    "effect of a reset of vLLM's prefix cache on stored blocks "
+    "([values](#cache-resets-and-sleep-mode))",
     default=VERIFY,
 )
 
 WEIGHTS = Setting(
     ("weights",),
     _settings.WORD,
-    "how kvdepot identifies the weights: `sampled`, `full`, or a text, see "
-    "[below](#cache-key-and-namespace)",
+    "identification of the weights: `sampled`, `full`, or a text of your own "
+    "([values](#cache-key-and-namespace))",
     default=engine_weights.SAMPLED,
 )
 
@@ -59,8 +59,8 @@ SETTINGS = Schema(
     Setting(
         ("pipeline",),
         _settings.text("a text such as 'Cache|Dax'"),
-        "tiers, first to last; or `unix:` and the socket of a server, see "
-        "[sharing a depot](#sharing-a-depot-between-engines)",
+        "tiers of the depot, first to last; or `unix:` and the path of the socket of a "
+        "[server](#sharing-a-depot-between-engines)",
         default="Cache|Dax",
     ),
     CONFIG_FILE,
@@ -69,7 +69,9 @@ SETTINGS = Schema(
     Setting(
         ("lookup_wait",),
         _settings.DURATION,
-        "maximum time that a request waits for a block that another request is storing",
+        "maximum total time that a request waits for slow lookups, for promotions, and for blocks "
+        "that another request is storing. Afterwards, vLLM computes the missing blocks. With `0s`, "
+        "requests do not wait",
         # Computing a block again takes longer than the store that is in flight, but a request must
         # not wait for a slow one: after this it computes.
         default="1s",
@@ -78,33 +80,34 @@ SETTINGS = Schema(
     Setting(
         ("probe_every",),
         _settings.COUNT_OR_NONE,
-        "one in this number of requests with a hit is [probed](#probes); `0` disables probes",
+        "average number of requests with a hit per [probe](#probes). `0` disables probes",
         default=1000,
     ),
     Setting(
         ("probe_first",),
         replace(
             _settings.one_of((DETECT, GATE)),
-            allowed="'detect' (serves it, and compares a part) or 'gate' (computes it)",
+            allowed="'detect' (serves the hit, and compares a part) or 'gate' (computes the hit)",
         ),
-        "handling of the first hit, see [probes](#probes)",
+        "handling of the first hit of each kind after a start ([probes](#probes))",
         default=DETECT,
     ),
     Setting(
         ("offload_prompt_only",),
         _settings.TRUE_OR_FALSE,
-        "vLLM's option: do not store generated tokens",
+        "vLLM's option: if `true`, only the blocks of prompts are stored, without generated tokens",
         default=False,
     ),
     Setting(
         ("block_size",),
         _settings.optional(_settings.COUNT),
-        "vLLM's option: tokens per stored block",
+        "vLLM's option: number of tokens per stored block, a multiple of vLLM's block size. Set "
+        "either `block_size` or `blocks_per_chunk`",
     ),
     Setting(
         ("blocks_per_chunk",),
         _settings.optional(_settings.COUNT),
-        "vLLM's option: vLLM blocks per stored block",
+        "vLLM's option: number of vLLM blocks per stored block; without both options, 1",
     ),
     # The connector itself names its spec there.
     Setting(("spec_module_path",), _settings.ANY),
@@ -118,28 +121,30 @@ TIER_SETTINGS = Schema(
     Setting(
         ("pipeline",),
         _settings.text("a text such as 'Cache|Posix'"),
-        "tiers after vLLM's own, first to last; or `unix:` and the socket of a server; required",
+        "tiers of the depot, first to last, after vLLM's own CPU tier; or `unix:` and the path of "
+        "the socket of a server. Required",
     ),
     CONFIG_FILE,
     SALT,
     Setting(
         ("weights",),
         _settings.optional(_settings.WORD),
-        "with `KvdepotTieringConnector` as [above](#settings), default `sampled`. With vLLM's "
-        "`OffloadingConnector`, which does not report the weights, required: a text that "
+        "identification of the weights. With `KvdepotTieringConnector`: as [above](#settings), by "
+        "default `sampled`. With vLLM's `OffloadingConnector`, `weights` is required: a text that "
         "identifies the weights and all other settings that change keys and values",
     ),
     Setting(
         ("lookup_wait",),
         _settings.DURATION,
-        "maximum time that a request waits for the lookup of a tier",
+        "maximum time that a request waits for the lookup of a block. Afterwards, the block is a "
+        "miss. With `0s`, requests do not wait",
         default="1s",
     ),
     ON_RESET,
     Setting(
         ("locality",),
         _settings.optional(_settings.one_of(("LOCAL", "REMOTE"))),
-        "vLLM's option: by which a request can exclude the tier",
+        "vLLM's option: class of the tier. A request can exclude the tiers of a class",
     ),
     # The connector of `kvdepot.vllm.tiering` writes it.
     Setting(("engine",), _settings.optional(_settings.text())),
@@ -221,8 +226,8 @@ def read_tier(config: Mapping[str, Any]) -> TierSettings:
     own, common = _read(TIER_SETTINGS, _with_file(config, where), where)
     if own["weights"] is None and own["engine"] is None:
         raise kvdepot.ConfigError(
-            "weights: required in secondary_tiers with 'OffloadingConnector', which does not "
-            "report the engine's weights and options; set a text that identifies them, "
+            "weights: required in secondary_tiers, because 'OffloadingConnector' does not report "
+            "the engine's weights; set weights to a text that identifies the engine's weights, "
             'or use "kv_connector": "KvdepotTieringConnector", "kv_connector_module_path": '
             '"kvdepot.vllm"'
         )
@@ -310,7 +315,7 @@ def _merge(
         elif not override:
             where, file = places
             raise kvdepot.ConfigError(
-                f"{section}{key}: given both in {where} and in {file}; give it once"
+                f"{section}{key}: set in {where} and in {file}; remove one of the two"
             )
 
 

@@ -94,7 +94,7 @@ class KvdepotSpec(OffloadingSpec):
             return made
         raise kvdepot.ConfigError(
             f"--device: {current_platform.device_name!r} is not supported by kvdepot's vLLM "
-            "connector; it moves KV caches of CPU and CUDA devices"
+            "connector; use a CPU or a CUDA device"
         )
 
 
@@ -107,7 +107,7 @@ def open_depot(settings: Settings, config: OffloadingConfig) -> kvdepot.Depot:
     if depot.socket is None:
         depot.close()
         raise kvdepot.ConfigError(
-            "socket: 'off' is not allowed with vLLM, whose workers attach to the socket; omit it"
+            "socket: 'off' is not allowed, because vLLM's workers need the socket; omit socket"
         )
     return depot
 
@@ -155,7 +155,7 @@ def with_own_arena(depot: dict[str, Any], index: int) -> dict[str, Any]:
             continue
         if str(path).startswith("/dev/"):
             raise kvdepot.ConfigError(
-                f"{tier}.path: {path!r} is one device, but each data-parallel engine needs an "
+                f"{tier}.path: {path!r} is one device, but each data-parallel engine needs its "
                 "own arena; use a file, or start each engine separately with its own device"
             )
         changed[tier] = section | {"path": f"{path}.dp{index}"}

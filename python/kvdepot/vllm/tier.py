@@ -313,7 +313,7 @@ class KvdepotTier(SecondaryTierManager):
                 "request %s: of %d chunks to %s, %d failed (%s)%s",
                 metadata.req_context.req_id, len(metadata.keys), operation, len(failed),
                 ", ".join(f"{reason} {n}" for reason, n in Counter(failed.values()).items()),
-                "; they will be computed" if metadata.is_promotion else "",
+                "; vLLM computes these chunks" if metadata.is_promotion else "",
             )  # fmt: skip
         return JobResult(
             metadata.job_id,
@@ -389,7 +389,7 @@ class KvdepotTier(SecondaryTierManager):
                 job.wait(CLOSE_SECONDS)
         except kvdepot.TimeoutError as error:
             raise kvdepot.Error(
-                "a tier did not release rows of vLLM's CPU tier; they stay mapped"
+                "a tier still copies vLLM's CPU tier, which stays mapped until the process exits"
             ) from error
         self._jobs.clear()
         # vLLM unmaps them now.

@@ -121,8 +121,8 @@ def _prepare(vllm_config: Any) -> list[dict[str, Any]]:
     spec = extra.setdefault("spec_name", TIERING_SPEC)
     if spec != TIERING_SPEC:
         raise kvdepot.ConfigError(
-            f"spec_name: {spec!r} is not allowed with KvdepotTieringConnector, which needs tiers "
-            f"below vLLM's CPU tier; it must be {TIERING_SPEC!r} or omitted"
+            f"spec_name: {spec!r} is not allowed with KvdepotTieringConnector; omit spec_name, or "
+            f"set it to {TIERING_SPEC!r}"
         )
     entries = [
         entry
@@ -132,7 +132,7 @@ def _prepare(vllm_config: Any) -> list[dict[str, Any]]:
     if not entries:
         raise kvdepot.ConfigError(
             f"secondary_tiers: {extra.get('secondary_tiers')!r} is not allowed with "
-            'KvdepotTieringConnector; it must have an entry with "type": "KvdepotTier", '
+            'KvdepotTieringConnector; add an entry with "type": "KvdepotTier", '
             '"module_path": "kvdepot.vllm"'
         )
     return entries

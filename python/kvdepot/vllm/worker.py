@@ -81,7 +81,9 @@ def split(
         skipped = spec.block_indices[group] % blocks_per_chunk
         room = len(found) * blocks_per_chunk
         if load and skipped + size > room:
-            raise RuntimeError(f"{skipped + size} vLLM blocks for {len(found)} placements")
+            raise RuntimeError(
+                f"internal error: {skipped + size} vLLM blocks for {len(found)} blocks"
+            )
         complete = not skipped and size == room
         if not complete:
             all_ids = np.full(room, SKIP, dtype=ids.dtype)
@@ -184,7 +186,7 @@ class KvdepotWorker(OffloadingWorker):
         # limit, as the memory may be unmapped after this.
         for pages in self._pages[:1]:
             while not pages.synchronize(REST_SECONDS):
-                logger.warning("waiting for copies of timed-out stores to finish on the device")
+                logger.warning("waiting for the device to finish copies of timed-out stores")
 
     def shutdown(self) -> None:
         """Wait for all jobs and let the depot go."""
@@ -213,7 +215,7 @@ class KvdepotWorker(OffloadingWorker):
         for ref in refs:
             tensor = self._tensors[ref.tensor_idx]
             if tensor.dtype != torch.int8:
-                raise RuntimeError(f"KV cache of {tensor.dtype}; bytes are needed")
+                raise RuntimeError(f"internal error: KV cache of {tensor.dtype}; allowed: int8")
             ranges.append((tensor.data_ptr(), tensor.stride(0), ref.page_size_bytes))
         return ranges
 
@@ -405,7 +407,7 @@ def _device_of(tensors: Sequence[torch.Tensor]) -> int | None:
     if len(devices) > 1 or not devices <= {("cpu", None)} | {
         ("cuda", index) for _, index in devices if index is not None
     }:
-        raise RuntimeError(f"KV caches on {devices}; one CUDA device or host memory is needed")
+        raise RuntimeError(f"KV caches are on {devices}; allowed: one CUDA device, or the CPU")
     return next((index for _, index in devices), None)
 
 

@@ -140,15 +140,15 @@ pub(crate) fn create(
     if limits::is_of_memory(parent) {
         tracing::warn!(
             path = %path.display(),
-            "arena created on a memory file system: it is lost at a reboot (to keep it, set \
-             path to a file on a disk or a DAX device)"
+            "arena created on a memory file system; a reboot deletes the arena (set path to a file \
+             on a disk, or to a DAX device)"
         );
     }
     if limits::is_of_container(parent) {
         tracing::warn!(
             path = %path.display(),
-            "arena created in a container's writable layer (overlayfs): it is slow, and lost \
-             with the container (set path to a file on a volume)"
+            "arena created in a container's writable layer (overlayfs); the arena is slow, and is \
+             deleted with the container (set path to a file on a volume)"
         );
     }
     let unfinished = unfinished(path);

@@ -39,7 +39,7 @@ pub fn erase(path: &Path) -> Result<u64, Error> {
         return Err(Error::input(
             "path",
             path.display(),
-            "an arena without writers: workers of its last owner are still running; end them first",
+            "an arena without running workers; end the workers of its last owner first",
         ));
     }
     unmake(path, medium.as_ref())?;
@@ -77,7 +77,7 @@ fn open_erasable(path: &Path) -> Result<Shared, Error> {
 fn stays(path: &Path) -> Error {
     Error::Corrupt {
         path: path.into(),
-        reason: "it is not a kvdepot arena; nothing was removed".into(),
+        reason: "the content is not a kvdepot arena; nothing was removed".into(),
     }
 }
 
@@ -119,7 +119,8 @@ impl Drop for Fresh {
         }
         match unmake(&self.0, self.1.as_ref()) {
             Ok(()) => tracing::info!(path = %self.0.display(), "incomplete new arena removed"),
-            Err(error) => tracing::warn!(%error, "cannot remove an incomplete new arena"),
+            Err(error) => tracing::warn!(%error,
+                "cannot delete the incomplete file of a new arena"),
         }
     }
 }

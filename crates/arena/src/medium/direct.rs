@@ -91,7 +91,8 @@ impl Losses for Lost {
         for at in (at / page * page..at + len).step_by(PAGE) {
             if self.pages.lock().insert(at) {
                 self.count.fetch_add(1, Ordering::Release);
-                tracing::error!(path = self.name, at, %error, "medium error");
+                tracing::error!(path = self.name, at, %error,
+                    "medium error: cannot read or write a page; blocks in the page are misses");
             }
         }
     }
@@ -313,7 +314,8 @@ impl Direct {
         let fd = self.fd.fd().map_err(io::Error::other);
         let synced = fd.and_then(|fd| Ok(rustix::fs::fdatasync(fd)?));
         if let Err(error) = &synced {
-            tracing::error!(path = self.opened.name(), %error, "cannot sync the medium");
+            tracing::error!(path = self.opened.name(), %error,
+                "cannot sync the medium; the written blocks are not acknowledged");
         }
         synced.is_ok()
     }
@@ -349,7 +351,10 @@ impl Direct {
 
     fn lock(&self, file: &File, lock: Lock) {
         if !file.fd().is_ok_and(lock) {
-            tracing::error!(path = self.opened.name(), "cannot take the writers' lock");
+            tracing::error!(
+                path = self.opened.name(),
+                "cannot lock the arena as a writer; the next owner cannot detect this process"
+            );
         }
     }
 }

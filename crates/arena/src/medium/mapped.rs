@@ -27,7 +27,8 @@ impl Medium for Arc<Mapping> {
         let sync = |(at, len): &(u64, u64)| {
             let synced = Mapping::sync(self, *at, *len, Flush::Power);
             if let Err(error) = &synced {
-                tracing::error!(at, len, %error, "cannot sync the medium");
+                tracing::error!(at, len, %error,
+                    "cannot sync the medium; the written blocks are not acknowledged");
             }
             synced.is_ok()
         };
@@ -42,7 +43,8 @@ impl Medium for Arc<Mapping> {
         for (at, bytes) in records {
             // Inside the table by construction: no number is above the layout's.
             if let Err(error) = self.write_from(*at, bytes) {
-                tracing::error!(at, %error, "cannot write a record");
+                tracing::error!(at, %error,
+                    "cannot write the record of a block; the block is not acknowledged");
             }
         }
         let has = |(at, _): &Written| !self.is_lost(*at, record::LEN as u64);

@@ -66,7 +66,8 @@ pub(crate) fn read_table(
             .opened()
             .path()
             .map(|path| path.display().to_string());
-        tracing::warn!(path, %error, "cannot read all of the record table");
+        tracing::warn!(path, %error,
+            "cannot read some records of the arena; the blocks of these records are lost");
     }
     let mut chunk = vec![0; CHUNK as usize * record::LEN];
     for begin in slots.clone().step_by(CHUNK as usize) {

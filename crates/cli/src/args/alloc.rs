@@ -7,10 +7,11 @@ use super::values::bytes;
 /// Options of `alloc`.
 #[derive(clap::Args)]
 pub(crate) struct Alloc {
-    /// Use a fiftieth of the allocations, a ninth of the sizes, one round and a small paired pool.
+    /// Quick run: 20,000 allocations, one ninth of the block sizes, one round, and a pool of 16 GiB
+    /// for `paired`.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Only this workload; repeatable [default: all].
+    /// Workload to measure; repeatable [default: all].
     #[arg(long = "workload", value_name = "NAME", value_parser = [
         "uniform", "random", "paired", "trace", "threads", "rebuild", "spans",
     ])]
@@ -19,16 +20,17 @@ pub(crate) struct Alloc {
     /// benchmark].
     #[arg(long = "size", value_name = "SIZE", value_parser = bytes)]
     pub(crate) sizes: Vec<u64>,
-    /// Number of allocations, and of extents in the rebuilt pool [default: 1,000,000].
+    /// Number of allocations, and of extents in the workload `rebuild`; at least 1 [default:
+    /// 1,000,000].
     #[arg(long, value_name = "COUNT")]
     pub(crate) operations: Option<usize>,
-    /// Number of measured rounds [default: 3].
+    /// Number of measured rounds, at least 1 [default: 3].
     #[arg(long, value_name = "COUNT")]
     pub(crate) rounds: Option<usize>,
-    /// Trace of requests for `spans`, one JSON object per line: `hash_ids` has a number for each
-    /// block of the prompt; `timestamp` is optional. For example
-    /// FAST25-release/traces/conversation_trace.jsonl of https://github.com/kvcache-ai/Mooncake
-    /// [default: generated conversations].
+    /// Trace file for the workload `spans`, with one JSON object per request and line. The list
+    /// `hash_ids` of an object has one number per block of the prompt; `timestamp` is optional. For
+    /// example FAST25-release/traces/conversation_trace.jsonl of
+    /// https://github.com/kvcache-ai/Mooncake [default: generated conversations].
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
 }

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 /// Options of `churn`.
 #[derive(clap::Args)]
 pub(crate) struct Churn {
-    /// Use 300 requests.
+    /// Quick run: 300 requests, and a tenth of the calls for the metric `admission`.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Number of requests [default: 3,277].
+    /// Number of requests, at least 1 [default: 3,277].
     #[arg(long, value_name = "COUNT", conflicts_with = "trace")]
     pub(crate) requests: Option<usize>,
-    /// Trace of requests, in the format of `bench alloc --trace`.
+    /// Trace file with requests, in the format of `bench alloc --trace` [default: generated
+    /// requests].
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// Directory for the temporary arena [default: the system's temporary directory].

@@ -11,17 +11,18 @@ pub(crate) struct Quarantine {
 
 #[derive(Subcommand)]
 pub(crate) enum QuarantineCommand {
-    /// List the quarantined namespaces with time and reason.
+    /// List the quarantined namespaces, each with the time and the reason.
     List,
-    /// End a quarantine: engines use the namespace again from their next start on.
+    /// End the quarantine of a namespace: engines use the namespace again from their next start on.
     ///
-    /// If the cause persists, first remove the namespace's blocks with `kvdepot rm --namespace`.
-    /// Otherwise engines load keys and values that differ from those that they compute.
+    /// If the cause of the quarantine persists, first remove the blocks of the namespace with
+    /// `kvdepot rm --namespace`. Otherwise, engines load keys and values that differ from the keys
+    /// and values that they compute.
     Release {
-        /// A unique prefix of the namespace's digest.
+        /// Digest of the namespace, or first hexadecimal digits that are unique.
         #[arg(value_name = "DIGEST", value_parser = super::values::hexadecimal, required_unless_present = "all")]
         namespace: Option<String>,
-        /// End all quarantines.
+        /// End the quarantines of all namespaces.
         #[arg(long, conflicts_with = "namespace")]
         all: bool,
     },

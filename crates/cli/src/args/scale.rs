@@ -5,20 +5,22 @@ use std::path::PathBuf;
 /// Options of `scale`.
 #[derive(clap::Args)]
 pub(crate) struct Scale {
-    /// Use 65,536 blocks and 2 rounds.
+    /// Quick run: 65,536 blocks and 2 rounds.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Number of blocks in the arena, 4 KiB each; repeatable [default: 1,000,000, then 10,000,000].
+    /// Number of blocks of 4 KiB in the arena, at least 8,192; repeatable [default: 1,000,000, then
+    /// 10,000,000].
     #[arg(long, value_name = "COUNT")]
     pub(crate) blocks: Vec<usize>,
-    /// Number of measured rounds [default: 5].
+    /// Number of measured rounds, at least 1 [default: 5].
     #[arg(long, value_name = "COUNT")]
     pub(crate) rounds: Option<usize>,
-    /// Measure only puts from several threads.
+    /// Measure only puts from several threads (the metrics `puts_over_one_thread` and `puts`).
     #[arg(long)]
     pub(crate) puts: bool,
-    /// Directory for temporary arenas: 4,224 bytes per block (up to a million blocks twice) and 1
-    /// GiB [default: the system's temporary directory; /dev/shm for puts from several threads].
+    /// Directory for temporary arenas, with 1 GiB of free space and 4,224 bytes per block (twice as
+    /// much for up to a million blocks) [default: the system's temporary directory; for puts from
+    /// several threads /dev/shm].
     #[arg(long, visible_alias = "path", value_name = "PATH")]
     pub(crate) dir: Option<PathBuf>,
     #[arg(long, hide = true, requires = "task")]

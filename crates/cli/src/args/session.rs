@@ -13,7 +13,7 @@ pub(crate) struct Session {
 
 fn depot_help() -> String {
     let text = super::targets::sentence(super::targets::DEPOT);
-    format!("{text} (files: not for save, restore and trim)")
+    format!("{text}. The commands save, restore and trim accept no session files")
 }
 
 /// Which depot's sessions.
@@ -21,13 +21,14 @@ fn depot_help() -> String {
 pub(crate) struct InDepot {
     #[arg(value_name = "DEPOT", help = depot_help())]
     pub(crate) depot: String,
-    /// YAML or JSON file with options (docs/configuration.md).
+    /// YAML or JSON file with options of the depot (docs/configuration.md).
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// One option, such as posix.path=/mnt/kv; overrides --config; repeatable.
+    /// Option of the depot, such as posix.path=/mnt/kv; repeatable; overrides the --config file.
     #[arg(short = 'o', long = "option", value_name = "NAME=VALUE")]
     pub(crate) options: Vec<String>,
-    /// Salt of the sessions' namespaces, if they have one.
+    /// Salt of the sessions' namespaces [default: no salt]. Sessions with another salt are not
+    /// found.
     #[arg(long, value_name = "TEXT")]
     pub(crate) salt: Option<String>,
 }
@@ -37,41 +38,45 @@ pub(crate) struct InDepot {
 pub(crate) struct Saved {
     #[command(flatten)]
     pub(crate) depot: InDepot,
-    /// File with all tokens: a JSON list (*.json), else 32-bit little-endian integers.
+    /// File with the token IDs of the session: a JSON list if the name ends in .json, otherwise
+    /// 32-bit little-endian integers.
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: PathBuf,
-    /// File with the KV rows of all tokens, concatenated, all of the same size. Only rows that are
-    /// not stored yet are read.
+    /// File with the KV rows of all tokens, concatenated, all of the same size. The command reads
+    /// only rows that are not stored yet.
     #[arg(long, value_name = "FILE")]
     pub(crate) rows: PathBuf,
-    /// Bytes per token, to check the size of --rows [default: file size / tokens].
+    /// Bytes per token, to check the size of the --rows file [default: size of the file divided by
+    /// the number of tokens].
     #[arg(long, value_name = "SIZE", value_parser = super::values::bytes)]
     pub(crate) row_bytes: Option<u64>,
-    /// Name of the model.
+    /// Name of the model that computed the session.
     #[arg(long, value_name = "TEXT")]
     pub(crate) model: String,
-    /// Data type of the rows' elements, such as float16.
+    /// Data type of the elements of the KV rows, such as float16.
     #[arg(long, value_name = "TEXT")]
     pub(crate) dtype: String,
-    /// Name of the weights. Sessions of different names share no data.
+    /// Name of the model's weights. Sessions with different names share no data [default: no name].
     #[arg(long, value_name = "TEXT")]
     pub(crate) weights: Option<String>,
-    /// Name of the layout and of other settings that the rows depend on.
+    /// Name of the layout of the KV rows and of other settings that the rows depend on [default: no
+    /// name].
     #[arg(long, value_name = "TEXT")]
     pub(crate) layout: Option<String>,
-    /// Tokens per piece [default: 512].
+    /// Number of tokens whose KV rows are stored as one block (a piece of the session), 1 to
+    /// 1,048,576 [default: 512].
     #[arg(long, value_name = "COUNT", value_parser = count)]
     pub(crate) piece_tokens: Option<usize>,
-    /// A part of fixed size, such as a recurrent state; repeatable.
+    /// Name and file of an object that is stored whole, such as a recurrent state; repeatable.
     #[arg(long = "object", value_name = "NAME=FILE")]
     pub(crate) objects: Vec<String>,
-    /// File with the text of the tokens.
+    /// File with the text of the tokens [default: no text].
     #[arg(long, value_name = "FILE")]
     pub(crate) text: Option<PathBuf>,
-    /// Size of the engine's context, in tokens.
+    /// Size of the engine's context, in tokens, at most 4294967295 [default: unknown].
     #[arg(long, value_name = "COUNT", value_parser = count)]
     pub(crate) context_tokens: Option<usize>,
-    /// Note that `session ls` shows.
+    /// Text that `session ls` prints beside the session.
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) note: String,
 }
@@ -81,21 +86,22 @@ pub(crate) struct Saved {
 pub(crate) struct Restored {
     #[command(flatten)]
     pub(crate) depot: InDepot,
-    /// Session ID, or a unique prefix of it.
+    /// Session ID, or a unique prefix of a session ID.
     #[arg(
         value_name = "SESSION",
         required_unless_present = "tokens",
         conflicts_with = "tokens"
     )]
     pub(crate) session: Option<String>,
-    /// Instead of SESSION: restore the longest complete session that is a prefix of these tokens
-    /// (same file format as `save`).
+    /// File with token IDs, in the format of `session save --tokens`. The command restores the
+    /// longest complete session that is a prefix of these tokens; use either SESSION or --tokens.
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: Option<PathBuf>,
-    /// Output file for the rows, concatenated; replaces an existing file.
+    /// Output file for the KV rows of all tokens, concatenated; replaces an existing file.
     #[arg(long, value_name = "FILE")]
     pub(crate) rows: PathBuf,
-    /// Existing output directory for the objects, one file per object.
+    /// Existing output directory for the objects of the session, one file per object [default:
+    /// objects are not written].
     #[arg(long, value_name = "DIR")]
     pub(crate) objects: Option<PathBuf>,
 }
@@ -107,49 +113,49 @@ pub(crate) enum SessionCommand {
         #[command(flatten)]
         depot: InDepot,
     },
-    /// Show the parts of a session.
+    /// Show the parts of a session: its pieces (KV rows of some tokens each), objects and text.
     Show {
         #[command(flatten)]
         depot: InDepot,
-        /// Session ID, or a unique prefix of it; not needed for a session file.
+        /// Session ID, or a unique prefix of a session ID; optional if DEPOT is a session file.
         #[arg(value_name = "SESSION")]
         session: Option<String>,
     },
-    /// Save an engine state from files.
+    /// Save a session from files of an engine.
     ///
-    /// Rows that are already stored are not read. If the command is interrupted, or a file changes
-    /// while it is read, nothing is saved.
+    /// The command reads only KV rows that are not stored yet. If the command is interrupted, or if
+    /// a file changes during the save, nothing is saved.
     Save(Saved),
-    /// Restore an engine state to files.
+    /// Restore a session to files for an engine.
     ///
-    /// Files are created only after all data has been verified.
+    /// The command creates the files only after all data has been verified.
     Restore(Restored),
     /// Read and verify sessions, and list missing or corrupt parts; exit status 1 if there are any.
     Verify {
         #[command(flatten)]
         depot: InDepot,
-        /// Session ID, or a unique prefix of it [default: all sessions].
+        /// Session ID, or a unique prefix of a session ID [default: all sessions].
         #[arg(value_name = "SESSION")]
         session: Option<String>,
     },
-    /// Delete a session and the blocks that no other session uses.
+    /// Delete a session, and the blocks that only this session uses.
     Rm {
         #[command(flatten)]
         depot: InDepot,
-        /// Session ID, or a unique prefix of it.
+        /// Session ID, or a unique prefix of a session ID.
         #[arg(value_name = "SESSION")]
         session: String,
     },
-    /// Delete sessions until they use at most --to bytes, starting with the least compute saved per
-    /// byte.
+    /// Delete sessions until all sessions together use at most --to bytes.
     ///
-    /// Sessions that a longer one of the same conversation supersedes are deleted first. A block
-    /// that several sessions use counts once, and is deleted with the last of them. The sessions of
-    /// each model keep their share.
+    /// Of a conversation, sessions that a longer session supersedes are deleted first. Then the
+    /// sessions that save the least compute per byte are deleted. A block that several sessions use
+    /// counts once, and is deleted with the last of these sessions. The limit is divided among the
+    /// models in proportion to the sizes of their sessions.
     Trim {
         #[command(flatten)]
         depot: InDepot,
-        /// Total size of the remaining sessions, such as 64GiB.
+        /// Maximum total size of the remaining sessions, such as 64GiB; at least 1 byte.
         #[arg(long, value_name = "SIZE", value_parser = bytes)]
         to: u64,
     },
@@ -157,30 +163,34 @@ pub(crate) enum SessionCommand {
     Export {
         #[command(flatten)]
         depot: InDepot,
-        /// Session ID, or a unique prefix of it.
+        /// Session ID, or a unique prefix of a session ID.
         #[arg(value_name = "SESSION")]
         session: String,
         /// Output file; replaces an existing file.
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// Write the original ds4 file, byte for byte (only for a session imported from one).
+        /// Write a file of the engine ds4 instead, byte for byte equal to the imported file. Only
+        /// for a session that was imported from a file of ds4.
         #[arg(long)]
         ds4: bool,
     },
-    /// Import sessions from exported files, or from ds4's files (.kv).
+    /// Import sessions from exported files, or from files of the engine ds4 (.kv).
     ///
-    /// A modified or truncated file is rejected before anything is stored. ds4's files do not
-    /// identify the weights: name them with --weights. Sessions of different names share no data.
+    /// The command rejects a modified or truncated exported file before it stores any byte. Files
+    /// of ds4 have no checksums, so the command checks only the structure of these files. Files of
+    /// ds4 do not identify the weights of the model: pass the name of the weights with --weights.
     Import {
         #[command(flatten)]
         depot: InDepot,
-        /// Files to import.
+        /// Exported session files, or files of ds4, to import.
         #[arg(value_name = "FILE", required = true)]
         files: Vec<PathBuf>,
-        /// Name of the weights of ds4's files.
+        /// Name of the weights of imported files of ds4. Sessions with different names share no
+        /// data [default: no name].
         #[arg(long, value_name = "TEXT")]
         weights: Option<String>,
-        /// Tokens per piece for ds4's files [default: 512].
+        /// Number of tokens whose KV rows are stored as one block, for imported files of ds4, 1 to
+        /// 1,048,576 [default: 512].
         #[arg(long, value_name = "COUNT", value_parser = count)]
         piece_tokens: Option<usize>,
     },

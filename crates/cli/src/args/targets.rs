@@ -20,10 +20,32 @@ pub(crate) const DEPOT: &str = "a pipeline, such as \"Posix\" with -o options; u
                                 running depot); or a path with a / or a dot: a directory of the \
                                 tier Posix, a session file, or a directory of session files";
 
+/// The arena that is read without `PATH`.
+const DEFAULT: &str = "the default arena of the tier Dax, or of the tier Nvme if only this one \
+                       exists";
+
 /// The help of an argument that may be left out.
 pub(crate) fn or_default(allowed: &str) -> String {
     let text = sentence(allowed);
-    format!("{text} [default: the default arena of Dax, else that of Nvme]")
+    format!("{text} [default: {DEFAULT}]")
+}
+
+/// The help of the argument of `rm`, which may be left out only where blocks are removed.
+pub(crate) fn or_default_blocks(allowed: &str) -> String {
+    let text = sentence(allowed);
+    format!(
+        "{text}. To delete an arena, give PATH or --instance. Without PATH and --instance, \
+         --namespace and --key remove blocks of {DEFAULT}"
+    )
+}
+
+/// The help of the argument of `ls`, which lists running depots without it.
+pub(crate) fn or_running(allowed: &str) -> String {
+    let text = sentence(allowed);
+    format!(
+        "{text}. Without PATH, the command lists running depots; with --instance, --namespace, \
+         --blocks, --limit or --before it reads {DEFAULT}"
+    )
 }
 
 /// The text with a capital letter.

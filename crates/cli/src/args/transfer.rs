@@ -7,10 +7,10 @@ use super::values::{bytes, count};
 /// Options of `transfer`.
 #[derive(clap::Args)]
 pub(crate) struct Transfer {
-    /// Use three batches, three message sizes and 3 rounds.
+    /// Quick run: three batches, three message sizes and 3 rounds.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Only this metric; repeatable [default: all].
+    /// Metric to measure; repeatable [default: all].
     #[arg(long = "metric", value_name = "NAME", value_parser = [
         "batch_over_tcp", "over_memcpy", "batch_over_one_by_one", "one_by_one_over_pingpong",
         "first_byte_on_over_off", "total_on_over_off", "messages_per_s",
@@ -18,30 +18,33 @@ pub(crate) struct Transfer {
         "resolve_ms",
     ])]
     pub(crate) metrics: Vec<String>,
-    /// Network: `loopback`, or `veth` between two network namespaces (needs root); repeatable
-    /// [default: loopback].
+    /// Network between the two processes: `loopback`, or `veth` (two network namespaces; needs
+    /// root); repeatable [default: loopback].
     #[arg(long = "where", value_name = "WHERE", value_parser = ["loopback", "veth"])]
     pub(crate) places: Vec<String>,
-    /// Only this operation; repeatable [default: both].
+    /// Operation to measure; repeatable [default: both].
     #[arg(long = "op", value_name = "OP", value_parser = ["read", "write"])]
     pub(crate) ops: Vec<String>,
-    /// Megabytes and number of pieces of a batch, such as 200/5000; repeatable [default: those of
-    /// the published table, and 256/1].
+    /// Size of a batch in megabytes (1 to 16384) and number of its requests, such as 200/5000;
+    /// repeatable. A request has at least 1000 bytes [default: the batches of the published table,
+    /// and 256/1].
     #[arg(long = "batch", value_name = "MB/CHUNKS", value_parser = batch)]
     pub(crate) batches: Vec<(u64, usize)>,
-    /// Message size; repeatable [default: 4KiB to 4MiB].
+    /// Message size; repeatable [default: several sizes from 4KiB to 4MiB].
     #[arg(long = "message", value_name = "SIZE", value_parser = bytes)]
     pub(crate) messages: Vec<u64>,
-    /// Number of measured rounds [default: 5].
+    /// Number of measured rounds, at least 1 [default: 5].
     #[arg(long, value_name = "COUNT")]
     pub(crate) rounds: Option<usize>,
-    /// Number of connections [default: that of the transfer engine].
+    /// Number of connections, at least 1 [default: the transfer engine's default].
     #[arg(long, value_name = "COUNT", value_parser = count)]
     pub(crate) streams: Option<usize>,
-    /// Maximum size of a slice [default: that of the transfer engine].
+    /// Maximum size of a slice, the unit of transfer on a connection [default: the transfer
+    /// engine's default].
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) slice_size: Option<u64>,
-    /// Slices in flight per connection [default: that of the transfer engine].
+    /// Maximum number of slices in flight per connection, at least 1 [default: the transfer
+    /// engine's default].
     #[arg(long, value_name = "COUNT", value_parser = count)]
     pub(crate) window: Option<usize>,
     /// Internal: serve this number of bytes as the target process.

@@ -463,7 +463,7 @@ fn sockets() -> Option<Check> {
         [one] => format!("{one}: its server was killed"),
         [first, .., last] => format!("{first} … {last}: {} servers were killed", names.len()),
     };
-    let hint = "kvdepot rm --all removes them, as does the next depot that opens";
+    let hint = "kvdepot rm --all, or the next depot that opens, removes these sockets";
     Some(Check::advice("sockets", value, hint))
 }
 

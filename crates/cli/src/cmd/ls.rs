@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Ls, output: &mut Output) -> Result<i32, Error> {
     if let Some(last) = limit.checked_sub(1).filter(|_| is_cut) {
         cut(limit, blocks.len() as u64, "block", output)?;
         let at = blocks[last].record.sequence;
-        note(&format!("hint: --before {at} lists the next ones"));
+        note(&format!("hint: --before {at} lists the next blocks"));
     }
     if !damaged.is_empty() {
         let path = inspection.path().display();

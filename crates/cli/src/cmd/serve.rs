@@ -119,6 +119,8 @@ fn notify(state: &str) {
     let sent = address
         .and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
     if let Err(error) = sent {
-        tracing::warn!(%error, name, "cannot notify the service manager");
+        tracing::warn!(%error, name,
+            "cannot notify systemd of the server's state; with Type=notify, systemd may end the \
+             server");
     }
 }

@@ -417,12 +417,12 @@ fn ctrl_c_ends_a_benchmark_and_leaves_nothing() {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let ran = home.interrupt(&args);
     assert_eq!(ran.status, 2, "{}", ran.stderr);
-    assert!(ran.stderr.contains("error: interrupted"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("error: a signal"), "{}", ran.stderr);
     assert_eq!(left(&home), Vec::<String>::new());
 
     let ran = home.interrupt(&["bench", "alloc", "--workload", "paired"]);
     assert_eq!(ran.status, 2, "{}", ran.stderr);
-    assert!(ran.stderr.contains("error: interrupted"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("error: a signal"), "{}", ran.stderr);
 
     let dir = home.dir.path().to_str().unwrap();
     let args = [

@@ -144,10 +144,13 @@ fn what_is_no_arena_is_an_error_with_its_path() {
             (path.clone(), "not a kvdepot arena"),
             (home.path("absent"), "no arena found"),
             (home.dir.path().into(), "directory"),
-            (empty.clone(), "it is empty; it is not a kvdepot arena"),
+            (
+                empty.clone(),
+                "the file is empty, so it is not a kvdepot arena",
+            ),
             (
                 note.clone(),
-                "it is too small (4 B) to be a kvdepot arena\n",
+                "the file is too small (4 B) to be a kvdepot arena\n",
             ),
             ("/proc/self/mem".into(), "a virtual file of the kernel"),
         ] {

@@ -122,7 +122,7 @@ pub(super) fn refusal(py: Python<'_>, error: Error) -> PyErr {
             value,
             allowed,
         } => errors::input(py, field, value, allowed),
-        Error::Closed => errors::raise(py, StoreError::Closed("the engine is closed")),
+        Error::Closed => errors::raise(py, StoreError::Closed("the transfer engine is closed")),
         other => errors::other(py, other.to_string()),
     }
 }

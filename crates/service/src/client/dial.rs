@@ -307,7 +307,7 @@ impl Shared {
         }
         let shared = Arc::clone(self);
         if let Err(error) = cpu::spawn("kvdepot-dial", move || shared.dial()) {
-            tracing::warn!(%error, "cannot start the reconnect thread");
+            tracing::warn!(%error, "cannot start the reconnect thread; lookups stay misses");
             self.state.lock().dialing = false;
         }
     }

@@ -349,7 +349,9 @@ impl Link {
                 *pinged = Some(clock::now());
             }
             Some(since) if since.elapsed() > self.limit.get() => {
-                tracing::warn!("server not responding; treating it as dead");
+                tracing::warn!(
+                    "server not responding; all lookups are misses until the server responds"
+                );
                 return Err(Why::Late);
             }
             Some(_) => {}

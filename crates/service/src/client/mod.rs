@@ -96,7 +96,7 @@ impl Client {
         match ask(&link) {
             Err(Error::Closed(_)) => Ok(absent()),
             Err(error @ Error::Peer { .. }) => {
-                tracing::warn!(%error, "no response to a call");
+                tracing::warn!(%error, "call to the server failed; returning an empty result");
                 Ok(absent())
             }
             answer => answer,

@@ -168,7 +168,9 @@ impl Verbs for Client {
         };
         let link = self.dial.end();
         if !self.gate.wait_empty(CLOSE_TIMEOUT) {
-            tracing::warn!("server did not finish this process's tasks in time; they failed");
+            tracing::warn!(
+                "server did not finish the tasks of this process in time; the tasks have failed"
+            );
         }
         link.iter().for_each(|link| link.mover.close());
         self.dial.take_leave(link);

@@ -67,7 +67,7 @@ impl Outbox {
             let limit = self.limit;
             tracing::warn!(
                 limit,
-                "peer does not read its messages; closing its connection"
+                "process at the other end of the socket does not read; closing the connection"
             );
             state.ended = true;
             state.waiting = Vec::new();

@@ -35,11 +35,10 @@ impl Doors {
                 Ok(Some(door)) => doors.push((medium.number, door)),
                 // Everything else is reached all the same.
                 Ok(None) => tracing::warn!(
-                    "no remote reader for this tier; its blocks are \
-                                            misses"
+                    "worker has no reader for blocks of other hosts; these blocks are misses"
                 ),
-                Err(error) => tracing::warn!(%error, "cannot create the remote reader; blocks \
-                                                      of other hosts are misses"),
+                Err(error) => tracing::warn!(%error,
+                    "cannot connect the worker to other hosts; blocks of other hosts are misses"),
             }
         }
     }

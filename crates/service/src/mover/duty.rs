@@ -89,7 +89,7 @@ impl Drop for Shift {
         seats.remove(&self.seat);
         if let Err(error) = self.duty.file.unlock(self.seat) {
             // In a forked child, which holds nothing.
-            tracing::debug!(%error, "cannot release a worker's seat");
+            tracing::debug!(%error, "cannot release the slot of a worker");
         }
     }
 }

@@ -76,7 +76,7 @@ impl Files {
             .hands(directory.dir.may_be_far())
             .and_then(|hands| BlockFile::open(&directory, at, access, hands));
         opened.unwrap_or_else(|error| {
-            tracing::warn!(%error, number, "cannot open the file of a block");
+            tracing::warn!(%error, number, "cannot open the file of a block; the block is a miss");
             None
         })
     }

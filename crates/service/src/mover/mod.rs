@@ -226,7 +226,7 @@ impl Mover {
             return Err(Error::input(
                 "write",
                 false,
-                "true; a worker that attached without `write` can only load",
+                "true (a worker that attached without `write` can only load)",
             ));
         }
         buffers.check(placements.len(), false)?;
@@ -286,7 +286,7 @@ impl Mover {
             return Err(Error::input(
                 "write",
                 false,
-                "true; only a worker that attached with `write` may use addresses of the medium",
+                "true (only a worker that attached with `write` may use addresses of the medium)",
             ));
         }
         let Some(placement) = self.decode(bytes, part)? else {
@@ -344,7 +344,8 @@ impl Mover {
                 return None;
             }
             if let Err(error) = self.ask_for_media() {
-                tracing::warn!(%error, number, "cannot reopen the directory of a tier");
+                tracing::warn!(%error, number,
+                    "cannot reopen the directory of a tier; its blocks are misses");
             }
             files.open(number, at, access)
         })
@@ -360,7 +361,7 @@ impl Mover {
                 return None;
             }
             if let Err(error) = self.ask_for_media() {
-                tracing::warn!(%error, number, "cannot open a medium");
+                tracing::warn!(%error, number, "cannot open a medium; its blocks are misses");
             }
             known()
         })
@@ -447,7 +448,7 @@ impl Mover {
         store: bool,
     ) -> Result<MoveJob, Error> {
         let pass = self.gate.enter().map_err(|error| match error {
-            Error::Closed("") => Error::Closed("the mover is closed"),
+            Error::Closed("") => Error::Closed("the mover is closed; attach again"),
             other => other,
         })?;
         let mut batch = self.copier.batch();

@@ -61,7 +61,7 @@ pub(crate) fn run(
     let mut waiting: VecDeque<Arrival> = VecDeque::new();
     let (mut failing, refusals) = (None, EachMinute::default());
     if let Err(error) = listener.set_nonblocking(true) {
-        tracing::error!(%error, "cannot listen on socket");
+        tracing::error!(%error, "cannot listen on the socket; other processes cannot attach");
         return;
     }
     while !stop.load(Ordering::SeqCst) {
@@ -74,7 +74,8 @@ pub(crate) fn run(
         let ready = match peer::wait_any(&fds.collect::<Vec<_>>(), left) {
             Ok(ready) => ready,
             Err(error) => {
-                tracing::error!(%error, "cannot poll socket");
+                tracing::error!(%error,
+                    "cannot poll the socket; other processes cannot attach until a retry succeeds");
                 std::thread::sleep(ACCEPT_PAUSE);
                 continue;
             }
@@ -128,7 +129,8 @@ pub(crate) fn run(
             Err(error) => {
                 // Whoever wants to attach still stands in line: once is enough.
                 if failing.replace(error.kind()) != Some(error.kind()) {
-                    tracing::warn!(%error, "cannot accept connections");
+                    tracing::warn!(%error,
+                        "cannot accept connections; other processes wait until a retry succeeds");
                 }
                 std::thread::sleep(ACCEPT_PAUSE);
             }
@@ -158,14 +160,14 @@ fn say(refusals: &EachMinute, error: &Error, pid: Option<u32>) {
     if let Error::Closed(_) = error {
         tracing::debug!(pid, "rejected a connection: the depot is closing");
     } else if let Some(unsaid) = refusals.may_say() {
-        tracing::warn!(pid, %error, unsaid, "rejected a connection");
+        tracing::warn!(pid, %error, unsaid, "rejected a connection; the process is not attached");
     }
 }
 
 fn silent() -> Error {
     Error::Peer {
         socket: "(peer)".into(),
-        reason: "no request received in time".into(),
+        reason: "the process sent no complete request in time".into(),
     }
 }
 
@@ -198,7 +200,7 @@ impl Arrival {
             Ok(0) if self.request.is_empty() => return Heard::Nothing,
             Ok(0) => {
                 return Heard::Gone(gone(
-                    "the connection was closed before the request was complete",
+                    "the process disconnected before its request was complete",
                 ));
             }
             Ok(count) => self.request.extend_from_slice(&bytes[..count]),

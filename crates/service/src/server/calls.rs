@@ -181,7 +181,10 @@ impl Calls<'_> {
             }),
             verb => Err(Error::Peer {
                 socket: String::new(),
-                reason: format!("{verb:?} is not a call"),
+                reason: format!(
+                    "the request {verb:?} is not allowed on this connection; use the same release \
+                     for client and server"
+                ),
             }),
         }
     }
@@ -289,7 +292,9 @@ fn check_one_each(of: usize, lists: usize) -> Result<(), Error> {
         true => Ok(()),
         false => Err(Error::Peer {
             socket: String::new(),
-            reason: format!("{lists} lists for {of} entries"),
+            reason: format!(
+                "the request has {lists} lists for {of} entries; allowed: one list per entry"
+            ),
         }),
     }
 }

@@ -155,7 +155,8 @@ impl Session {
             let mut end = match writer {
                 Ok(_) => self.listen(),
                 Err(error) => {
-                    tracing::error!(%error, "cannot start the thread of a client");
+                    tracing::error!(%error,
+                        "cannot start a thread for a client; the client is disconnected");
                     End::Broken
                 }
             };
@@ -167,7 +168,7 @@ impl Session {
                 let pid = self.client.who();
                 tracing::warn!(
                     pid,
-                    "client disconnected; its pins and reservations are kept until it \
+                    "client disconnected; its pins and reservations are kept until the client \
                      reconnects or exits"
                 );
                 while end == End::Broken && !self.retired.load(Ordering::Acquire) {
@@ -272,7 +273,10 @@ impl Session {
             verb => {
                 return Err(Error::Peer {
                     socket: String::new(),
-                    reason: format!("{verb:?} is not a request of a task"),
+                    reason: format!(
+                        "the request {verb:?} is not allowed in a task; use the same release for \
+                         client and server"
+                    ),
                 });
             }
         }
@@ -500,8 +504,9 @@ impl Session {
             self.over.store(true, Ordering::Release);
         }
         if let Err(error) = self.client.fence() {
-            tracing::error!(%error, "cannot fence client; its pins and reservations are not \
-                                     released");
+            tracing::error!(%error,
+                "cannot revoke a dead client's access; the client's pins and reservations stay \
+                 until the server restarts");
             return;
         }
         self.end_moves(Moved::Failed);
@@ -516,14 +521,16 @@ impl Session {
                     tracing::warn!(
                         pid,
                         held,
-                        "client exited, but one of its workers is running; its pins and \
+                        "client exited, but one of its workers is running; the client's pins and \
                          reservations are kept until the worker exits"
                     );
                     patience = LOOK;
                 }
                 Ok(false) => {}
                 Err(error) => {
-                    tracing::error!(%error, "cannot release a client's pins and reservations");
+                    tracing::error!(%error,
+                        "cannot release a dead client's pins and reservations; their space stays \
+                         in use until the server restarts");
                     return;
                 }
             }

@@ -205,7 +205,7 @@ fn what_others_left_is_not_taken(device: &Device) {
             device.refusal(json!({})),
             &[
                 name,
-                "not a kvdepot arena: it contains",
+                "not a kvdepot arena: the medium contains",
                 what,
                 "format: true",
             ],

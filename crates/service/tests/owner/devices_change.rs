@@ -42,7 +42,7 @@ fn a_removed_device_belongs_to_whoever_opens_it_next() {
         !maps.contains(&format!("{}\n", a.display()))
     });
     let error = depot.remove_device(&b, true, SHORT).unwrap_err();
-    says(&error, &["path", b.to_str().unwrap(), "add another one"]);
+    says(&error, &["path", b.to_str().unwrap(), "add another device"]);
     let error = depot.drain_device(&b, DrainTo::Others, SHORT).unwrap_err();
     says(&error, &["to", "other_devices", "evict"]);
     // Elsewhere, and back with what was put there.
@@ -377,7 +377,7 @@ fn what_cannot_be_a_device_is_refused_and_left_alone() {
         (
             "short",
             vec![0; 4096],
-            &["it is too small (4 KiB): an arena needs", "256 KiB"],
+            &["the medium is too small (4 KiB): an arena needs", "256 KiB"],
         ),
         ("empty", Vec::new(), &["path", "a file that is not empty"]),
         (
@@ -390,8 +390,8 @@ fn what_cannot_be_a_device_is_refused_and_left_alone() {
             "newer",
             newer,
             &[
-                "format version 9 is not the version 1",
-                "the release that wrote it",
+                "format version 9, but this release reads only version 1",
+                "the release that wrote the arena",
             ],
         ),
     ];

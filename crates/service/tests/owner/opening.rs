@@ -215,14 +215,14 @@ fn a_check_refuses_what_an_opening_does_and_makes_nothing() {
         (path(&missing), "an existing"),
         (path(&other), "not a kvdepot arena"),
         (path(place.dir()), "a directory"),
-        (path(&note), "not a kvdepot arena; name another path"),
+        (path(&note), "not a kvdepot arena; use another path"),
         (
             path(&empty),
             "not empty: an arena needs at least 256 KiB; remove the file",
         ),
         (
             path(&short),
-            "it is too small (4 KiB): an arena needs at least 256 KiB; remove the file",
+            "the medium is too small (4 KiB): an arena needs at least 256 KiB; remove the file",
         ),
         (
             json!({"dax": {"path": place.dir().join("new"), "capacity": "1MiB", "records": 9000}}),

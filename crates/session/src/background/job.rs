@@ -160,7 +160,8 @@ impl Job {
         };
         let written = work.feed.bytes_written();
         if let Err(error) = work.feed.undo() {
-            tracing::warn!(%error, "cannot delete the blocks of a failed save");
+            tracing::warn!(%error,
+                "cannot delete the blocks of a failed save; the next sweep deletes the blocks");
         }
         drop((work.kept, work.room));
         self.end(Err(error), written, work.on_end);
@@ -169,7 +170,7 @@ impl Job {
     fn end(&self, saved: Result<Saved, Error>, written: u64, on_end: Option<OnEnd>) {
         let written = saved.as_ref().map_or(written, |saved| saved.bytes_written);
         if let Err(error) = &saved {
-            tracing::warn!(%error, "background save failed");
+            tracing::warn!(%error, "background save failed; the session is not stored");
         }
         // Before whoever waits knows: what is told there has been told then.
         tell(on_end, saved.as_ref().copied(), written);
@@ -183,7 +184,9 @@ pub(super) fn tell(on_end: Option<OnEnd>, saved: Result<Saved, &Error>, written:
     if let Some(on_end) = on_end {
         let told = AssertUnwindSafe(|| on_end(saved, written));
         if catch_unwind(told).is_err() {
-            tracing::warn!("save callback panicked");
+            tracing::warn!(
+                "callback at the end of a save panicked; the save itself is not affected"
+            );
         }
     }
 }

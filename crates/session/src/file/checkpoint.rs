@@ -59,7 +59,7 @@ impl FileCheckpoint<'_> {
         let piece_tokens = u32::try_from(self.namespace.block_tokens).ok();
         let piece_tokens = piece_tokens.filter(|tokens| (1..=PIECE_TOKENS_MAX).contains(tokens));
         let piece_tokens = piece_tokens.ok_or_else(|| {
-            let allowed = format!("tokens per piece, 1 to {PIECE_TOKENS_MAX}");
+            let allowed = format!("1 to {PIECE_TOKENS_MAX} tokens per piece");
             Error::input("block_tokens", self.namespace.block_tokens, allowed)
         })?;
         if self.tokens.is_empty() {

@@ -366,7 +366,8 @@ impl SessionFile {
                 Err(failure) => failure.to_string(),
             };
             let path = self.path.display();
-            tracing::warn!(%path, chunk, reason, "part of a session is corrupt");
+            tracing::warn!(%path, chunk, reason,
+                "chunk of a session file is corrupt; restores of the chunk fail");
             Some(u64::from(*chunk))
         });
         bad.collect()

@@ -379,7 +379,8 @@ impl SessionFiles {
     /// others may have made any number of them.
     fn pass_over(&self, name: &str, reason: &dyn std::fmt::Display) {
         if let Some(unsaid) = self.passed_over.may_say() {
-            tracing::warn!(name, %reason, unsaid, "session file skipped");
+            tracing::warn!(name, %reason, unsaid,
+                "file is not a valid session; lookups ignore the file");
         }
     }
 

@@ -249,7 +249,7 @@ impl SessionWriter {
                     return Err(Error::input(
                         "member",
                         "none",
-                        "a piece or object that was begun",
+                        "a piece or object that `begin` has started",
                     ));
                 };
                 match source.read(coming.slot.room()) {
@@ -281,7 +281,7 @@ impl SessionWriter {
                 return Err(Error::input(
                     "member",
                     "none",
-                    "a piece or object that was begun",
+                    "a piece or object that `begin` has started",
                 ));
             };
             writer.spare.push(coming.slot);
@@ -309,8 +309,8 @@ impl SessionWriter {
             if writer.coming.is_some() {
                 return Err(Error::input(
                     "member",
-                    "open",
-                    "an ended piece or object; call end first",
+                    "an unfinished piece or object",
+                    "a finished piece or object (call `end` first)",
                 ));
             }
             while !writer.flights.is_empty() {
@@ -411,12 +411,16 @@ impl SessionWriter {
         let refuse = |value: &str, allowed: String| Err(Error::input("member", value, allowed));
         let about = &self.about;
         match member {
-            _ if self.coming.is_some() => refuse("another", "one piece or object at a time".into()),
-            Member::Piece if !about.objects.is_empty() => {
-                refuse("a piece", "all pieces before the first object".into())
-            }
+            _ if self.coming.is_some() => refuse(
+                "a second unfinished piece or object",
+                "one piece or object at a time".into(),
+            ),
+            Member::Piece if !about.objects.is_empty() => refuse(
+                "a piece after an object",
+                "all pieces before the first object".into(),
+            ),
             Member::Object(_) if about.objects.len() >= OBJECTS_MAX => {
-                refuse("an object", format!("at most {OBJECTS_MAX} objects"))
+                refuse("one more object", format!("at most {OBJECTS_MAX} objects"))
             }
             Member::Object(name) if about.objects.iter().any(|(other, _)| other == name) => refuse(
                 &format!("{name:?} twice"),

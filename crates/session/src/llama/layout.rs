@@ -88,7 +88,7 @@ impl Layout {
         };
         if attention.checked_add(rest).is_none() {
             return refuse(
-                "rest",
+                "data after the rows",
                 rest,
                 "a number whose size in bytes fits into 64 bits",
             );

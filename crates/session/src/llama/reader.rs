@@ -46,7 +46,7 @@ impl<'a> Reader<'a> {
                 self.at += N;
                 Ok(*bytes)
             }
-            None => refuse(field, "torn", format_args!("{N} bytes")),
+            None => refuse(field, "incomplete", format_args!("{N} bytes")),
         }
     }
 

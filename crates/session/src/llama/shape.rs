@@ -113,10 +113,10 @@ impl Shape {
 
     /// Reads the tables of so many tokens, and goes over their rows, to the rest.
     pub(super) fn read(reader: &mut Reader<'_>, tokens: usize) -> Result<Shape, Error> {
-        let transposed = match reader.number("whether values are transposed")? {
+        let transposed = match reader.number("flag for transposed values")? {
             0 => false,
             1 => true,
-            other => return refuse("whether values are transposed", other, "0 or 1"),
+            other => return refuse("flag for transposed values", other, "0 or 1"),
         };
         let layers = reader.number("layers")?;
         if !(1..=LAYERS_MAX).contains(&layers) {
@@ -138,7 +138,7 @@ impl Shape {
             Err(error) => return Err(error),
             Ok(_) => {
                 let value = format_args!("{} bytes of unknown content", ahead.left());
-                return refuse("rest", value, rest::ALLOWED);
+                return refuse("data after the rows", value, rest::ALLOWED);
             }
         }
         Ok(shape)

@@ -280,7 +280,7 @@ fn shapes_that_are_not_known_are_refused_by_name() {
     assert_eq!(with(28, 2), "position");
     assert_eq!(with(32, 2), "sequences of a cell");
     assert_eq!(with(36, 1), "sequence of a cell");
-    assert_eq!(with(52, 2), "whether values are transposed");
+    assert_eq!(with(52, 2), "flag for transposed values");
     assert_eq!(with(56, 0), "layers");
     assert_eq!(with(60, 999), "element type");
     assert_eq!(with(64, 0), "bytes of a row");

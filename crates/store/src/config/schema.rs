@@ -15,8 +15,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         "pipeline",
         Kind::Text,
         "Cache|Dax",
-        "Tiers of the pipeline, first to last, separated by `|`. For files; \
-         `kvdepot.open(pipeline, …)` takes it as its first argument.",
+        "Tiers of the depot, first to last, separated by `|`. Set this option in a configuration \
+         file. In Python, `kvdepot.open(pipeline, …)` takes the pipeline as its first argument.",
     ),
     OptionSpec::new(
         "",
@@ -24,180 +24,188 @@ pub const OPTIONS: &[OptionSpec] = &[
         Kind::Count,
         "the number of CPUs of the control group, at most 4",
         "Number of copy threads, 1 to 256, in the process that opens the depot and in each \
-         attached process. vLLM workers with a CUDA device default to one per CPU, at most 16.",
+         attached process. vLLM workers with a CUDA device use one copy thread per CPU by default, \
+         at most 16.",
     ),
     OptionSpec::new(
         "",
         "slice_size",
         Kind::Size,
         "4MiB",
-        "Maximum bytes that a copy thread processes at a time, at least 64KiB. Smaller blocks \
-         share a slice.",
+        "Maximum bytes that a copy thread processes at a time, at least 64KiB. A copy thread can \
+         process several small blocks at a time.",
     ),
     OptionSpec::new(
         "",
         "staging_slab",
         Kind::Size,
         "2MiB per region",
-        "Size of the staging buffer for staged gets, at least 64KiB per region. The first \
-         staged get allocates it. Attached processes use 2MiB per region. LMCache's name: \
-         `retrieve_staging_slab_bytes`.",
+        "Size of the staging buffer, at least 64KiB per region and at most the memory that the \
+         process may use. kvdepot copies through this buffer if a direct copy is impossible, and \
+         allocates it at the first such get. Attached processes always use 2MiB per region. \
+         LMCache calls this option `retrieve_staging_slab_bytes`.",
     ),
     OptionSpec::new(
         "",
         "staging_regions",
         Kind::Count,
         "2 per copy thread, at least 3",
-        "Number of regions of the staging buffer, 1 to 4096: the number of slices that are \
-         staged at the same time. LMCache's name: `restore_max_regions`.",
+        "Number of regions of the staging buffer, 1 to 4096. Each region stages one slice of at \
+         most `slice_size` at a time. LMCache calls this option `restore_max_regions`.",
     ),
     OptionSpec::new(
         "",
         "lock_wait",
         Kind::Duration,
         "10s",
-        "Maximum time that opening waits for another owner of the arena to close it.",
+        "Maximum time to wait at opening while another process owns the arena. After this time, \
+         opening fails. `0s`: opening fails immediately.",
     ),
     OptionSpec::new(
         "",
         "mac_key_file",
         Kind::Text,
-        "none: every process that can write to the shared storage is trusted",
-        "File with the keys that authenticate blocks in `Posix`, `Ds3fs`, `S3` and `Peer`; mode \
-         0600. Each line is a salt (`-` for namespaces without one) and 64 hexadecimal digits. \
-         All processes that share a directory or a bucket need the same keys. A block without a \
-         valid MAC is a miss.",
+        "none; kvdepot then trusts every process that can write to the shared storage",
+        "File with the keys that authenticate blocks in `Posix`, `Ds3fs`, `S3` and `Peer`; file \
+         mode 0600. Each line contains a salt (`-` for namespaces without a salt) and a key of 64 \
+         hexadecimal digits. All processes that share a directory or a bucket need the same keys. \
+         A block without a valid message authentication code (MAC) is a miss.",
     ),
     OptionSpec::new(
         "",
         "lookup_timeout",
         Kind::Duration,
         "1s",
-        "Maximum time of a lookup in an asynchronous tier. Keys without a response by then are \
-         misses.",
+        "Maximum time of a lookup in an asynchronous tier (`Posix`, `Ds3fs`, `S3`, `Peer`). Keys \
+         without a response within this time are misses.",
     ),
     OptionSpec::new(
         "",
         "tier_timeout",
         Kind::Duration,
         "10s",
-        "Maximum time without a response from an asynchronous tier, for all other operations. \
-         On time-out a read is a miss and a write is skipped. Each response of a call with many \
-         requests restarts it.",
+        "Maximum time without a response from an asynchronous tier, for all operations except \
+         lookups. Each response within a call restarts the time. On time-out a read is a miss and \
+         a write is skipped.",
     ),
     OptionSpec::new(
         "",
         "overload",
         Kind::Choice(&["wait", "drop"]),
         "wait",
-        "Behaviour of a put while the write-back queue is full: `wait` blocks it until the \
-         lower tier has space in the queue; `drop` returns false and counts it (a reservation \
-         is kept in the upper tier only, if that has space). Engine connectors use `drop`.",
+        "Behaviour of a put while the write-back queue is full. `wait`: the put blocks until the \
+         queue has space. `drop`: the put returns false, and kvdepot counts the dropped block; a \
+         reserved block is stored in the upper tier only, if that tier has space. The vLLM and \
+         LMCache connectors use `drop` by default.",
     ),
     OptionSpec::new(
         "",
         "write_back_depth",
         Kind::Size,
-        "half of the upper tier",
-        "Maximum bytes that wait in a tier to be written back to the next one.",
+        "half of the first tier",
+        "Maximum bytes in the write-back queue from the first to the second tier. For each later \
+         tier, the maximum is a quarter of that tier.",
     ),
     OptionSpec::new(
         "",
         "promote",
         Kind::Flag,
         "true",
-        "Copy blocks that were read from a lower tier into the first one, in the background.",
+        "Promotion of blocks: if `true`, kvdepot copies blocks that were read from a lower tier \
+         into the first tier, in the background.",
     ),
     OptionSpec::new(
         "",
         "admission",
         Kind::Choice(&["all", "learned"]),
         "all",
-        "Admission policy for storing and promoting blocks when that would evict others. `all`: \
-         always. `learned`: not if the block was evicted unread before, or is at a prompt depth \
-         that is rarely read (the put returns false, `declined`); promote only blocks read from \
-         a lower tier recently. The vLLM connector uses `learned`, so that blocks that vLLM \
-         serves from its own larger cache are not written repeatedly. Always `all` with an \
-         asynchronous tier.",
+        "Admission policy for blocks that would evict other blocks. `all`: every block is stored \
+         or promoted. `learned`: a put returns false (`declined`) if the block was evicted unread \
+         before, or if blocks at its depth in the prompt are rarely read; only blocks that were \
+         recently read from a lower tier are promoted. With an asynchronous tier, `all` always \
+         applies. The vLLM connector uses `learned` by default.",
     ),
     OptionSpec::new(
         "",
         "close_timeout",
         Kind::Duration,
         "60s",
-        "Maximum time that `close` spends on writing back the queue. Blocks that are still \
-         queued then are not written.",
+        "Maximum time that `close` spends on write-back. Blocks that are still in the write-back \
+         queue after this time are not written to the lower tier.",
     ),
     OptionSpec::new(
         "",
         "timeout",
         Kind::Duration,
-        "10s",
-        "In a client of a served depot (`unix:`): maximum time to wait for a response, at least \
-         1ms. Then the client treats the server as dead. Default of a client: the server's \
-         value.",
+        "10s; in a client, the server's value",
+        "Maximum time that a client of a server (pipeline `unix:SOCKET`) waits for a response, at \
+         least 1ms. After this time, the client treats the server as dead.",
     ),
     OptionSpec::new(
         "",
         "instance",
         Kind::Text,
         "none",
-        "Name that distinguishes several depots of a user, at most 64 letters, digits, `-`, `_` \
-         and `.`. The default arena is then `arena-<instance>.kvd`.",
+        "Name that distinguishes several depots of one user: at most 64 letters, digits, `-`, `_` \
+         and `.`. The name becomes part of the file names of default arenas, for example \
+         `arena-<instance>.kvd`.",
     ),
     OptionSpec::new(
         "",
         "shares",
         Kind::Count,
         "1",
-        "Number of depots on this host that use default capacities, 1 to 1024. Each default is \
-         divided by it. An existing arena keeps its size. vLLM's connector sets the number of \
-         data-parallel engines.",
+        "Number of depots on this host that use default capacities, 1 to 1024. kvdepot divides \
+         each default capacity by this number. An existing arena keeps its size. vLLM's connector \
+         sets `shares` to the number of data-parallel engines on the host.",
     ),
     OptionSpec::new(
         "",
         "socket",
         Kind::Text,
         "auto",
-        "Socket on which other processes of this host attach: a path (contains a `/`, or ends \
-         in `.sock`), `auto` (in the runtime directory) or `off`.",
+        "Socket to which other processes of this host attach. `auto`: a socket in the runtime \
+         directory. `off`: no socket. Any other value is a path that contains a `/` or ends in \
+         `.sock`.",
     ),
     OptionSpec::new(
         "",
         "socket_mode",
         Kind::Mode,
         "0600",
-        "Permission bits of the socket, in octal (quoted in a file). With `0660`, members of \
-         the group can read and write all blocks.",
+        "Permission bits of the socket: an octal number from 0600 to 0777, in quotes in a file. \
+         The owner always has the bits 0600. With `0660`, members of the socket's group can read \
+         and write all blocks.",
     ),
     OptionSpec::new(
         "cache",
         "capacity",
         Kind::Size,
-        "10 % of the memory the cgroup allows, divided by `shares`, at most 8 GiB",
-        "Memory of the tier, from 4KiB to the memory that the process may use. `kvdepot serve` \
-         and vLLM's connector allocate all of it in the background at startup, with huge pages \
-         if the system has them (`kvdepot doctor` shows it). Otherwise pages are allocated on \
-         their first write.",
+        "10 % of the cgroup's memory limit, divided by `shares`, at most 8 GiB",
+        "Memory of the tier, from 4KiB to the memory that the process may use. `kvdepot serve` and \
+         vLLM's connector allocate all of this memory in the background at startup, with huge \
+         pages if the system provides huge pages. Other processes allocate a page at the first \
+         write to the page. `kvdepot doctor` reports whether the system provides huge pages.",
     ),
     OptionSpec::new(
         "dax",
         "path",
         Kind::Text,
         "kvdepot/arena.kvd in the user's cache directory",
-        "A DAX device (`/dev/dax0.0`) or any file that can be mapped. A missing file is created \
-         with its disk space allocated, but not in `/dev`. A file on a memory file system such \
-         as `/dev/shm` does not survive a reboot; kvdepot logs that.",
+        "DAX device (`/dev/dax0.0`), or path of a file that can be memory-mapped. kvdepot creates \
+         a missing file and allocates its disk space; in `/dev`, a missing file is an error. A \
+         file on a memory file system such as `/dev/shm` is lost at a reboot, and kvdepot logs \
+         this.",
     ),
     capacity_of("dax"),
     OptionSpec::new(
         "dax",
         "devices",
         Kind::Devices,
-        "one, at `path`",
-        "Several media for one tier, instead of `path` and `capacity`, for example `[{path: \
-         /dev/dax0.0}, {path: /mnt/pmem/kv, capacity: 64GiB}]`. Each has its own arena, and all \
-         must open.",
+        "one device at `path`",
+        "List of devices or files that together form the tier, instead of `path` and `capacity`; \
+         for example `[{path: /dev/dax0.0}, {path: /mnt/pmem/kv, capacity: 64GiB}]`. Each device \
+         has its own arena. If one device cannot be opened, the depot does not open.",
     ),
     records_of("dax"),
     durability_of("dax"),
@@ -207,19 +215,19 @@ pub const OPTIONS: &[OptionSpec] = &[
         "path",
         Kind::Text,
         "kvdepot/nvme.kvd in the user's cache directory",
-        "A block device (`/dev/disk/by-id/…`) or a file on a disk. I/O bypasses the page cache \
-         (`O_DIRECT`) if the file system supports it. A missing file is created with its disk \
-         space allocated.",
+        "Block device (`/dev/disk/by-id/…`), or path of a file on a disk. kvdepot creates a \
+         missing file and allocates its disk space. I/O bypasses the page cache (`O_DIRECT`) if \
+         the file system supports this.",
     ),
     capacity_of("nvme"),
     OptionSpec::new(
         "nvme",
         "devices",
         Kind::Devices,
-        "one, at `path`",
-        "Several media for one tier, instead of `path` and `capacity`, for example `[{path: \
-         /mnt/a/kv, capacity: 1TiB}, {path: /mnt/b/kv, capacity: 1TiB}]`. Each has its own \
-         arena, and all must open.",
+        "one device at `path`",
+        "List of devices or files that together form the tier, instead of `path` and `capacity`; \
+         for example `[{path: /mnt/a/kv, capacity: 1TiB}, {path: /mnt/b/kv, capacity: 1TiB}]`. \
+         Each device has its own arena. If one device cannot be opened, the depot does not open.",
     ),
     records_of("nvme"),
     durability_of("nvme"),
@@ -233,9 +241,10 @@ const fn capacity_of(section: &'static str) -> OptionSpec {
         section,
         "capacity",
         Kind::Size,
-        "the size of the existing arena; for a new file 20 % of the free disk, divided by \
-         `shares`, at most 64 GiB",
-        "Size of the whole medium. An existing arena of another size is an error.",
+        "the size of the existing arena or of the device; for a new file 20 % of the free disk \
+         space, divided by `shares`, at most 64 GiB",
+        "Size of the whole device or file, including metadata. If an existing arena has another \
+         size, opening fails.",
     )
 }
 
@@ -245,7 +254,8 @@ const fn records_of(section: &'static str) -> OptionSpec {
         "records",
         Kind::Count,
         "one per 4 KiB of the first 4 GiB, and one per 32 KiB beyond",
-        "Number of records of a new arena: the maximum number of blocks.",
+        "Maximum number of blocks in a new arena, at most 4294967294. Each block needs one record \
+         of the arena's record table.",
     )
 }
 
@@ -255,8 +265,8 @@ const fn durability_of(section: &'static str) -> OptionSpec {
         "durability",
         Kind::Choice(&["process", "power"]),
         "process",
-        "Failures that an acknowledged block survives: `process` (termination of the process) \
-         or `power` (also a power loss; slower).",
+        "Failures that an acknowledged block survives. `process`: termination of the process. \
+         `power`: also a power loss; puts are slower than with `process`.",
     )
 }
 
@@ -266,9 +276,10 @@ const fn format_of(section: &'static str) -> OptionSpec {
         "format",
         Kind::Choice(&["false", "true", "force"]),
         "false",
-        "Create a new arena on the medium and lose its content. `false`: only if the medium is \
-         all zeros. `true`: also if it does not hold a valid arena; an error if it does. \
-         `force`: always, at every start.",
+        "Permission to create a new arena on the device or file, which destroys the previous \
+         content. `false`: only if the medium is all zeros. `true`: also if the medium has other \
+         content; if the medium holds a valid arena, opening fails. `force`: at every start, \
+         whatever the medium holds.",
     )
 }
 
@@ -279,40 +290,46 @@ pub const EDGE: &[OptionSpec] = &[
         "admission",
         Kind::Choice(&["first", "second"]),
         "first",
-        "When to write a block back into this tier: on its `first` put, or on its `second` \
-         access (put, lookup, get or pin) in the previous tier. Until then, puts that need this \
-         tier or a later one for their acknowledgement return false (`declined`). The same \
-         holds for the next four options.",
+        "Access that writes a block back into this tier: the `first` put, or the `second` access \
+         (put, lookup, get or pin) in the previous tier. Before this access, a put that needs this \
+         tier or a lower tier for its acknowledgement returns false (`declined`).",
     ),
     OptionSpec::new(
         "",
         "block_min",
         Kind::Size,
         "none",
-        "Minimum block size in bytes. Smaller blocks stay in the previous tier.",
+        "Minimum size of blocks that are written back into this tier. Smaller blocks stay in the \
+         previous tier. If a put of a smaller block needs this tier or a lower tier for its \
+         acknowledgement, the put returns false (`declined`).",
     ),
     OptionSpec::new(
         "",
         "block_max",
         Kind::Size,
         "none",
-        "Maximum block size in bytes. Larger blocks stay in the previous tier.",
+        "Maximum size of blocks that are written back into this tier. Larger blocks stay in the \
+         previous tier. If a put of a larger block needs this tier or a lower tier for its \
+         acknowledgement, the put returns false (`declined`).",
     ),
     OptionSpec::new(
         "",
         "write_budget_hour",
         Kind::Size,
         "none",
-        "Maximum bytes written to this tier in any hour, to limit flash wear. Blocks over the \
-         budget stay in the previous tier until the next put. Reservations count until they are \
-         released. Counted since process start.",
+        "Maximum bytes that the process writes to this tier within any hour, to limit flash wear. \
+         A block over the budget stays in the previous tier until the next put of the block. If a \
+         put over the budget needs this tier or a lower tier for its acknowledgement, the put \
+         returns false (`declined`). A reservation counts until it is released. The count starts \
+         at 0 when the process starts.",
     ),
     OptionSpec::new(
         "",
         "write_budget_day",
         Kind::Size,
         "none",
-        "Maximum bytes written to this tier in any 24 hours; otherwise as `write_budget_hour`.",
+        "Maximum bytes that the process writes to this tier within any 24 hours. Blocks over this \
+         budget are treated like blocks over `write_budget_hour`.",
     ),
 ];
 
@@ -322,15 +339,17 @@ pub const LATE: &[OptionSpec] = &[
         "",
         "lookup_timeout",
         Kind::Duration,
-        "the depot's",
-        "Maximum time of a lookup in this tier. Keys without a response by then are misses.",
+        "the depot's `lookup_timeout`",
+        "Maximum time of a lookup in this tier. Keys without a response within this time are \
+         misses.",
     ),
     OptionSpec::new(
         "",
         "timeout",
         Kind::Duration,
         "the depot's `tier_timeout`",
-        "Maximum time without a response from this tier, for all operations other than lookups.",
+        "Maximum time without a response from this tier, for all operations except lookups. On \
+         time-out a read is a miss and a write is skipped.",
     ),
 ];
 
@@ -361,7 +380,8 @@ pub fn reference(kinds: &Kinds) -> String {
          (`-o NAME=VALUE`; lists only in files and dictionaries). Sizes have units in upper or \
          lower case: `64GiB`, `64Gi` and `64G` are 64 × 2³⁰ bytes, `64GB` is 64 × 10⁹ bytes; K, M \
          and T work the same way. Durations have units too: `500us`, `500ms`, `10s`, `2min` or \
-         `2m`, `1h`; a number without a unit is seconds. An unknown name is an error.\n\n\
+         `2m`, `1h`; a number without a unit is seconds. A size must be at least 1 byte. An \
+         unknown name is an error, and so is a value outside the range of its option.\n\n\
          ```yaml\npipeline: Cache|Dax\noverload: wait\n\
          cache:\n  capacity: 512MiB\ndax:\n  path: /var/tmp/kvdepot.arena  # or /dev/dax0.0\n\
          \x20 capacity: 4GiB\n```\n",
@@ -375,7 +395,7 @@ pub fn reference(kinds: &Kinds) -> String {
             format!("Tier `{section}` (section `{key}`)")
         };
         page += &format!(
-            "\n## {title}\n\n| option | value | default | what it does |\n| --- | --- | --- | --- |\n"
+            "\n## {title}\n\n| option | value | default | description |\n| --- | --- | --- | --- |\n"
         );
         let options = kinds.find(section).map_or(OPTIONS, |kind| kind.options);
         let own = options.iter().filter(|option| option.section == key);
@@ -405,13 +425,14 @@ pub fn reference(kinds: &Kinds) -> String {
 }
 
 /// Environment variables, which apply to whole processes.
-const ENVIRONMENT: &str = "\n## Environment\n\n| variable | what it does |\n| --- | --- |\n\
-    | `KVDEPOT_LOG` | Log level (stderr): `off`, `error`, `warn` (default), `info`, `debug` or \
-    `trace`. |\n\
-    | `UC_LOGGER_LEVEL` | The log level in UCM's words, if `KVDEPOT_LOG` is not set. |\n\
-    | `XDG_RUNTIME_DIR` | Sockets are in its directory `kvdepot`. If it is not a directory of the \
-    user, they are in `/tmp/kvdepot-UID`, or in `/dev/shm/kvdepot-UID` if `/tmp` is not \
-    writable. |\n\
-    | `XDG_CACHE_HOME` | Default arenas are in its directory `kvdepot` [default: `~/.cache`]. If \
-    it is not writable (for example no home directory, or a read-only root), they are in \
-    `kvdepot-UID/cache` of `$TMPDIR` or `/tmp`, and kvdepot logs it. |\n";
+const ENVIRONMENT: &str = "\n## Environment\n\n| variable | description |\n| --- | --- |\n\
+    | `KVDEPOT_LOG` | Log level of messages on stderr: `off`, `error`, `warn` (default), `info`, \
+    `debug` or `trace`. |\n\
+    | `UC_LOGGER_LEVEL` | Log level with the names of UCM; used if `KVDEPOT_LOG` is not set. |\n\
+    | `XDG_RUNTIME_DIR` | Parent of the runtime directory `kvdepot`, which contains the sockets. \
+    If the variable does not name a directory of the user, the sockets are in `/tmp/kvdepot-UID`, \
+    or in `/dev/shm/kvdepot-UID` if `/tmp` is not writable. |\n\
+    | `XDG_CACHE_HOME` | Parent of the cache directory `kvdepot`, which contains the default \
+    arenas [default: `~/.cache`]. If this parent is not writable (for example, because the user \
+    has no home directory), the default arenas are in `kvdepot-UID/cache` of `$TMPDIR` or `/tmp`, \
+    and kvdepot logs this. |\n";

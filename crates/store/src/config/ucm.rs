@@ -439,7 +439,7 @@ fn clamped(bytes: u64, given: Option<&str>) -> Value {
             key = given.unwrap_or("buffer_size, which is not given"),
             asked = size::show(bytes),
             taken = size::show(most),
-            "UCM cache size exceeds a quarter of the available memory; using less"
+            "UCM cache size exceeds a quarter of the available memory; using a quarter"
         );
     }
     bytes.min(most).into()

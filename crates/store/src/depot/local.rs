@@ -169,7 +169,7 @@ impl Local {
         if let Some(Holder { session, .. }) = other {
             tracing::error!(
                 session,
-                "internal error: reservations or pins of another depot"
+                "internal error: reservations or pins of another depot; the call is ignored"
             );
         }
         other.is_none()
@@ -301,10 +301,13 @@ impl Verbs for Local {
             return Err(Error::input(
                 "reservations",
                 format!(
-                    "a reservation of session {:x}, seat {}",
+                    "a reservation of another depot or client (session {:x}, seat {})",
                     other.session, other.seat
                 ),
-                format!("reservations of this depot ({:x}, seat 0)", mine.session),
+                format!(
+                    "reservations of this depot (session {:x}, seat 0)",
+                    mine.session
+                ),
             ));
         }
         self.core.commit(reservations, checksums)

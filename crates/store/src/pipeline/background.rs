@@ -71,7 +71,10 @@ impl Background {
         let left = core.ledger.stop();
         for thread in self.threads.lock().drain(..) {
             if thread.join().is_err() {
-                tracing::error!("internal error: write-back thread panicked");
+                tracing::error!(
+                    "internal error: write-back thread panicked; its queued blocks were not \
+                     written back"
+                );
             }
         }
         for (tier, place) in left {

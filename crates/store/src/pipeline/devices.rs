@@ -72,8 +72,7 @@ impl Core {
         drop(self.gate.enter()?);
         let (index, tier, arena) = self.device(path)?;
         if to == DrainTo::Others && !tier.has_beside(&arena) {
-            let allowed = "eviction of its blocks (\"evict\"), because no other device of the \
-                           tier accepts writes";
+            let allowed = "\"evict\", because no other device of the tier accepts writes";
             return Err(Error::input("to", "\"other_devices\"", allowed));
         }
         self.clear_out(index, &arena, to == DrainTo::Others, patience)
@@ -88,8 +87,7 @@ impl Core {
         drop(self.gate.enter()?);
         let (index, tier, arena) = self.device(path)?;
         if tier.arenas().len() == 1 {
-            let allowed = "a device of a tier with several devices; add another one before you \
-                           remove the last";
+            let allowed = "a device of a tier with several devices; add another device first";
             return Err(Error::input("path", path.display(), allowed));
         }
         if force {

@@ -73,7 +73,9 @@ impl Evictor {
         if let Some(thread) = self.thread.lock().take()
             && thread.join().is_err()
         {
-            tracing::error!("internal error: eviction thread panicked");
+            tracing::error!(
+                "internal error: eviction thread panicked; calls had to evict blocks themselves"
+            );
         }
     }
 }

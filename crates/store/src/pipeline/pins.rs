@@ -314,8 +314,8 @@ fn open(from: &Stage, pinned: Vec<(usize, Place)>, mut each: impl FnMut(usize, P
             Ok(Some(parts)) => each(index, place, Parts::from(parts)),
             Ok(None) => corrupt.push(place),
             Err(error) => {
-                tracing::warn!(%error, key = %place.identity.key, "cannot read the part table \
-                                                                   of a block");
+                tracing::warn!(%error, key = %place.identity.key,
+                    "cannot read the list of a block's parts; the block is a miss");
                 unread.push(place);
             }
         }

@@ -221,8 +221,9 @@ impl Core {
                 Ok(true) => verdicts.planned(tag, source.parts.into()),
                 Ok(false) => verdicts.corrupt(tag),
                 // Says nothing about the block.
-                Err(error) => tracing::error!(%error, "internal error: cannot plan a copy \
-                                                       between tiers"),
+                Err(error) => tracing::error!(%error,
+                    "internal error: cannot plan a copy between tiers; the block is not promoted \
+                     or written back"),
             }
         }
         let journal = self.journal((from, tier), places, &copies);

@@ -243,7 +243,10 @@ impl Clock {
                     Due::Job(job) => job(),
                 };
                 if catch_unwind(AssertUnwindSafe(run)).is_err() {
-                    tracing::error!("internal error: completion handler panicked");
+                    tracing::error!(
+                        "internal error: completion handler of a request panicked; the request \
+                         failed"
+                    );
                 }
             });
         }

@@ -272,8 +272,8 @@ fn a_drain_that_pins_or_reservations_hold_up_changes_nothing() {
             &error,
             &[
                 a.to_str().unwrap(),
-                "accepts writes again",
-                "1 blocks pinned",
+                "the device accepts writes",
+                "1 blocks are pinned",
             ],
         );
         assert_eq!(state(&depot, &a), DeviceState::Serving);

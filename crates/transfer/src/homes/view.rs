@@ -24,7 +24,7 @@ pub enum ViewError {
     #[error("hosts: duplicate host name {0:?}")]
     Twice(String),
     /// A host has no name.
-    #[error("hosts: empty host name")]
+    #[error("hosts: a host name is empty; give each host a name")]
     Nameless,
     /// There are more than 65,536 hosts.
     #[error("hosts: {0} hosts are not allowed; allowed: at most 65536")]

@@ -88,7 +88,10 @@ impl Board {
         if state.stale_since.is_none() {
             state.stale_since = Some(Instant::now());
             drop(state);
-            tracing::warn!(error, "membership source unreachable; keeping last view");
+            tracing::warn!(
+                error,
+                "membership source unreachable; using the last list of hosts"
+            );
         }
     }
 

@@ -305,7 +305,7 @@ impl Peer {
         match answer.recv_timeout(timeout) {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(Fault::Unknown)) => {
-                let reason = "nothing is published under that name".to_owned();
+                let reason = "nothing is published under this name".to_owned();
                 Err(Error::Refused {
                     peer: peer(),
                     reason,
@@ -313,7 +313,7 @@ impl Peer {
             }
             Ok(Err(Fault::Failed)) => Err(Error::Refused {
                 peer: peer(),
-                reason: "the call failed on the peer".to_owned(),
+                reason: "the peer could not execute the call; see the log of the peer".to_owned(),
             }),
             Ok(Err(Fault::Closed)) => Err(Error::Closed),
             Ok(Err(_)) => Err(lost(match &*self.core.failure.lock() {

@@ -75,7 +75,10 @@ impl Desk {
             if let Some(job) = state.jobs.pop_front() {
                 drop(state);
                 if catch_unwind(AssertUnwindSafe(job)).is_err() {
-                    tracing::error!(desk = self.name, "internal error: job panicked");
+                    tracing::error!(
+                        desk = self.name,
+                        "internal error: handler of a request panicked; the request failed"
+                    );
                 }
                 state = self.state.lock();
                 continue;

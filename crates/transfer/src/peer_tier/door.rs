@@ -56,7 +56,11 @@ impl PeerDoor {
     /// Opens the door that a depot's key is to.
     pub(super) fn open(key: &[u8]) -> Result<PeerDoor, Error> {
         let pass: Pass = postcard::from_bytes(key).map_err(|_| {
-            Error::input("door", "bytes", "a key from a server of the same release")
+            Error::input(
+                "remote reader",
+                "a malformed key",
+                "a key from a server of the same release",
+            )
         })?;
         let config = Config {
             listen: None,

@@ -240,7 +240,9 @@ impl Held {
                 note(new);
                 Ok(())
             }
-            _ => Err(Error::Closed("the block is not being written")),
+            _ => Err(Error::Closed(
+                "the block was released before it was written",
+            )),
         }
     }
 }
@@ -287,7 +289,7 @@ impl Ends for Held {
             return Ok(());
         }
         let own = own.ok_or(Error::Closed(
-            "the block is neither pinned nor being written",
+            "the block was released before it was read or written",
         ))?;
         *ends = self.share.buffers(own, offset, len)?;
         Ok(())
@@ -299,7 +301,7 @@ impl Ends for Held {
         }
         let entries = self.entries.lock();
         let Some(What::Pinned(pinned)) = entries.get(&place.token.sequence) else {
-            return Err(Error::Closed("the block is not pinned"));
+            return Err(Error::Closed("the block was released before it was read"));
         };
         let begin = place.len.checked_sub(pinned.table.len() as u64);
         let (name, sum) = (&place.identity, place.checksum);

@@ -91,7 +91,10 @@ impl Mover {
             }
             let pass = catch_unwind(AssertUnwindSafe(|| self.pass(all)));
             let pass = pass.unwrap_or_else(|_| {
-                tracing::error!("internal error: rebalancing thread panicked");
+                tracing::error!(
+                    "internal error: rebalancing of blocks between hosts panicked; blocks stay on \
+                     their current hosts until a retry"
+                );
                 Pass { moved: 0, left: 1 }
             });
             if pass.left == 0 {

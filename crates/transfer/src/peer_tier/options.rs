@@ -19,122 +19,128 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
         "peer",
         "name",
         Kind::Text,
-        "none: required",
-        "Unique name of this host. Placement is computed from the name, so keep it when the \
-         address changes.",
+        "none (required)",
+        "Unique name of this host. Keep the name when the address changes, because the name \
+         determines which blocks the host stores.",
     ),
     OptionSpec::new(
         "peer",
         "capacity",
         Kind::Size,
-        "none: required",
-        "Bytes that this host contributes: memory, or a medium with `path`. The share of the \
-         blocks on this host is proportional to it.",
+        "none (required)",
+        "Bytes that this host contributes: in memory, or on the medium at `path`. The number of \
+         blocks on the host is proportional to these bytes.",
     ),
     OptionSpec::new(
         "peer",
         "hosts",
         Kind::Text,
-        "none: `hosts` or `etcd` is required",
-        "Fixed list of all hosts including this one, the same on every host: `NAME IP:PORT \
-         CAPACITY`, separated by commas. Default of CAPACITY: that of this host.",
+        "none (set `hosts` or `etcd`)",
+        "Fixed list of all hosts, including this host; the same list on every host. Each entry has \
+         the form `NAME IP:PORT [CAPACITY]`; separate entries by commas. An entry without CAPACITY \
+         has the `capacity` of this host.",
     ),
     OptionSpec::new(
         "peer",
         "etcd",
         Kind::Text,
-        "none: `hosts` or `etcd` is required",
-        "Endpoints of an etcd for dynamic membership, such as `http://10.0.0.1:2379`, separated \
-         by commas.",
+        "none (set `hosts` or `etcd`)",
+        "Endpoints of an etcd cluster that holds the list of hosts, such as \
+         `http://10.0.0.1:2379`, separated by commas. With `etcd`, hosts can join and leave.",
     ),
     OptionSpec::new(
         "peer",
         "etcd_prefix",
         Kind::Text,
         "/kvdepot",
-        "Prefix of the etcd keys of these hosts.",
+        "Prefix of the keys in etcd under which the hosts register. The option is allowed only \
+         with `etcd`.",
     ),
     OptionSpec::new(
         "peer",
         "etcd_ttl",
         Kind::Duration,
         "10s",
-        "Time after which a host without a heartbeat is removed from the membership; whole \
-         seconds, at least 2.",
+        "Time without a heartbeat after which a host is removed from the list in etcd: 2s to \
+         3600s, in whole seconds. The option is allowed only with `etcd`.",
     ),
     OptionSpec::new(
         "peer",
         "listen",
         Kind::Text,
-        "this host's address in `hosts`; with `etcd` `127.0.0.1:0`",
-        "Address on which other hosts connect, `IP:PORT`. Addresses other than loopback require \
-         a token or TLS.",
+        "this host's address in `hosts`; with `etcd`, `127.0.0.1:0`",
+        "Address to which other hosts connect, in the form `IP:PORT`. An address other than \
+         loopback requires a token or TLS.",
     ),
     OptionSpec::new(
         "peer",
         "advertise",
         Kind::Text,
-        "`listen`",
-        "With `etcd`: address that other hosts connect to, if it differs from `listen`.",
+        "the value of `listen`",
+        "Address that this host registers in etcd, in the form `IP:PORT`, if other hosts cannot \
+         connect to the value of `listen`. The option is allowed only with `etcd`.",
     ),
     OptionSpec::new(
         "peer",
         "token",
         Kind::Text,
         "none",
-        "Shared secret. A host that presents it is admitted.",
+        "Secret that all hosts share. A host admits every host that presents the same token. Set \
+         either `token` or `token_file`.",
     ),
     OptionSpec::new(
         "peer",
         "token_file",
         Kind::Text,
         "none",
-        "File with the token, mode 0600.",
+        "File that contains the shared token of all hosts; file mode 0600, at most 4096 bytes.",
     ),
     OptionSpec::new(
         "peer",
         "tls_certificate",
         Kind::Text,
-        "none: connections are not encrypted",
-        "PEM file with this host's certificate and intermediate certificates. Use it with \
-         `tls_key` and `tls_ca`: hosts then authenticate each other, and all traffic is \
-         encrypted.",
+        "none (connections are not encrypted)",
+        "PEM file with this host's certificate and intermediate certificates. Set \
+         `tls_certificate`, `tls_key` and `tls_ca` together: hosts then authenticate each other, \
+         and kvdepot encrypts all traffic between hosts.",
     ),
     OptionSpec::new(
         "peer",
         "tls_key",
         Kind::Text,
         "none",
-        "PEM file with the key of the certificate.",
+        "PEM file with the private key of the certificate in `tls_certificate`.",
     ),
     OptionSpec::new(
         "peer",
         "tls_ca",
         Kind::Text,
         "none",
-        "PEM file with the authorities that sign the certificates of all hosts.",
+        "PEM file with the certificate authorities that sign the certificates of all hosts.",
     ),
     OptionSpec::new(
         "peer",
         "tls_name",
         Kind::Text,
         "the address of the connection",
-        "Name in the certificates of other hosts, if they are not issued for addresses.",
+        "Name in the certificates of other hosts. Set the name if the certificates are not issued \
+         for the addresses of hosts.",
     ),
     OptionSpec::new(
         "peer",
         "path",
         Kind::Text,
-        "none: contributed memory, lost with the process",
-        "A file that can be mapped, or a DAX device, that holds the contributed capacity.",
+        "none (the contributed bytes are in memory, and are lost with the process)",
+        "DAX device, or path of a file that can be memory-mapped, for the bytes that this host \
+         contributes.",
     ),
     OptionSpec::new(
         "peer",
         "replicas",
         Kind::Count,
         "1",
-        "Number of hosts that store each block, 1 to 8. A put succeeds when that many hosts \
-         have it, or all reachable ones if there are fewer.",
+        "Number of hosts that store each block, 1 to 8. A put succeeds when this number of hosts \
+         has the block; if fewer hosts are reachable, all reachable hosts must have the block.",
     ),
 ];
 
@@ -253,7 +259,7 @@ fn source(section: &Section, capacity: u64) -> Result<Source, Error> {
             Err(Error::config("peer.etcd", etcd, allowed))
         }
         (None, None) => {
-            let allowed = "NAME IP:PORT CAPACITY of each host (or set peer.etcd)";
+            let allowed = "NAME IP:PORT [CAPACITY] of each host (or set peer.etcd)";
             Err(Error::config("peer.hosts", "missing", allowed))
         }
     }
@@ -261,7 +267,7 @@ fn source(section: &Section, capacity: u64) -> Result<Source, Error> {
 
 fn fixed(text: &str, capacity: u64) -> Result<Vec<Host>, Error> {
     let host = |one: &str| {
-        let allowed = "NAME IP:PORT CAPACITY of each host, separated by commas";
+        let allowed = "NAME IP:PORT [CAPACITY] of each host, separated by commas";
         let refuse = || Error::config("peer.hosts", one.trim(), allowed);
         let words: Vec<&str> = one.split_whitespace().collect();
         let (name, at, bytes) = match words.as_slice() {

@@ -270,7 +270,8 @@ impl Work<'_> {
                     continue;
                 }
                 if !matches!(error, verbs::Error::Full { .. } | verbs::Error::Shut) {
-                    tracing::warn!(%error, "RDMA post failed; falling back to TCP");
+                    tracing::warn!(%error,
+                        "RDMA transfer failed to start; using TCP for this transfer");
                 }
                 // Not taken, and so not reported.
                 if let Some(posted) = self.posted.get_mut(&id) {

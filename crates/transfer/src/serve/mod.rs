@@ -258,7 +258,12 @@ impl Host for House {
         self.counts.greetings.fetch_add(1, Ordering::Relaxed);
         if let Some(unsaid) = self.refusals.may_say() {
             let peer = peer.map(tracing::field::display);
-            tracing::warn!(peer, why, unsaid, "handshake failed");
+            tracing::warn!(
+                peer,
+                why,
+                unsaid,
+                "handshake with another host failed; connection rejected"
+            );
         }
     }
 }

@@ -84,7 +84,10 @@ impl Session {
             return Some(Vec::new());
         }
         let joined = Joined::new(fabric, ends);
-        let joined = joined.inspect_err(|error| tracing::warn!(%error, "RDMA connect failed"));
+        let joined = joined.inspect_err(|error| {
+            tracing::warn!(%error,
+                "RDMA connection from another host failed; using TCP")
+        });
         let (joined, said) = joined.ok()?;
         far.joined = Some(joined);
         Some(said)

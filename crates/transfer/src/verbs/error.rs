@@ -106,7 +106,9 @@ pub(crate) enum Error {
         allowed: String,
     },
     /// There is no room for another slice until some have been reported.
-    #[error("{waiting} slices are queued; allowed: the size of the send queue, {room}")]
+    #[error(
+        "{waiting} RDMA requests are queued; allowed: at most {room}, the size of the send queue"
+    )]
     Full {
         /// How many wait.
         waiting: usize,
@@ -117,7 +119,7 @@ pub(crate) enum Error {
     #[error("the queue pair is closed")]
     Shut,
     /// This process was forked from the one that opened the device.
-    #[error("RDMA device {device} was opened before a fork; open it again in this process")]
+    #[error("RDMA device {device} was opened before a fork; open the device again in this process")]
     Forked {
         /// The device.
         device: String,
@@ -209,10 +211,10 @@ pub(crate) enum Failure {
         vendor: u32,
     },
     /// It had not completed at the deadline.
-    #[error("timed out")]
+    #[error("the RDMA transfer timed out")]
     Deadline,
     /// The queue pair was shut before it had completed.
-    #[error("the queue pair was closed")]
+    #[error("the queue pair was closed before the transfer ended")]
     Shut,
 }
 

@@ -90,7 +90,7 @@ pub(super) fn attach(
     let far = FAR.min(limits::disk_free(dir)? / 2 / FAR_STEP * FAR_STEP);
     if far == 0 {
         tracing::warn!(
-            "attach_s not measured: not enough free space in {}",
+            "measurement attach_s skipped: not enough free space in {}",
             dir.display()
         );
         report.case_done("attach");

@@ -186,12 +186,12 @@ impl Plan {
         }
         if self.has(RINGS) && self.path.is_none() {
             let allowed = "a directory below a 3FS mount, to measure Ds3fs";
-            return refuse("--path", "nothing".into(), allowed.into());
+            return refuse("--path", "missing".into(), allowed.into());
         }
         let objects = self.has(OBJECTS);
         if objects && self.url.is_none() {
             let allowed = "s3://BUCKET/PREFIX, to measure S3";
-            return refuse("--url", "nothing".into(), allowed.into());
+            return refuse("--url", "missing".into(), allowed.into());
         }
         // What they name would not be measured, and something else would.
         let meant = [

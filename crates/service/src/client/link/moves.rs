@@ -121,7 +121,8 @@ impl Link {
             && let Err(error) = batch.stage()
         {
             // Cannot be: the call has made the slab. A direct copy is right as well.
-            tracing::error!(%error, "internal error: cannot stage a get");
+            tracing::error!(%error,
+                "internal error: cannot stage a get; copying without a staging buffer");
         }
         let bytes = match call.op {
             Op::Put => Bytes::New,
@@ -134,8 +135,8 @@ impl Link {
                 Ok(Outcome::Done) => verdicts.planned(tag, block.1.parts.into()),
                 Ok(Outcome::Corrupt) => verdicts.corrupt(tag),
                 Ok(_) => {}
-                Err(error) => tracing::error!(%error, "internal error: cannot plan the copy of \
-                                                       a block"),
+                Err(error) => tracing::error!(%error,
+                    "internal error: cannot plan the copy of a block; the block is not copied"),
             }
         }
         let link = Arc::clone(self);

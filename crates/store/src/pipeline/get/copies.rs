@@ -40,7 +40,8 @@ impl Get {
             && let Err(error) = batch.stage()
         {
             // Cannot be: the call has made the slab. A direct copy is right as well.
-            tracing::error!(%error, "internal error: cannot stage a get");
+            tracing::error!(%error,
+                "internal error: cannot stage a get; copying without a staging buffer");
         }
         let mut outcomes = Vec::with_capacity(pinned.len());
         let mut verdicts = Verdicts::new(Bytes::Verified, pinned.len());
@@ -56,7 +57,8 @@ impl Get {
             );
             // Says nothing about the block, which stays.
             let outcome = outcome.unwrap_or_else(|error| {
-                tracing::error!(%error, "internal error: cannot plan a get");
+                tracing::error!(%error,
+                    "internal error: cannot plan the copy of a get; the block is a miss");
                 Outcome::Miss
             });
             if outcome == Outcome::Done {

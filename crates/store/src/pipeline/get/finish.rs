@@ -67,7 +67,7 @@ impl Get {
         let from = &self.core.tiers[tier];
         for (_, place) in &corrupt {
             tracing::warn!(key = %place.identity.key, tier = from.name(),
-                "checksum mismatch; block removed");
+                "checksum mismatch during a read; block removed");
         }
         let places: Vec<Place> = corrupt.iter().map(|(_, place)| *place).collect();
         let get = Arc::clone(self);

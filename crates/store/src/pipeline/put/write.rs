@@ -55,7 +55,8 @@ impl Put {
                 Ok::<(), Error>(())
             });
         if let Err(error) = planned {
-            tracing::error!(%error, "internal error: cannot plan a put");
+            tracing::error!(%error,
+                "internal error: cannot plan the copy of a put; the put failed");
             let failed = vec![Moved::Failed; copies.len()];
             self.finish(tier, copies, &failed);
             return;

@@ -132,8 +132,8 @@ impl Core {
                     written.push((reserved, checksum));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, key = %one.key(), "cannot combine the parts of a \
-                                                              block");
+                    tracing::warn!(%error, key = %one.key(),
+                        "cannot combine the parts of a block; the block is not stored");
                     failed.push((*at, one.place, dues, false));
                 }
             }

@@ -139,7 +139,7 @@ pub(super) fn agree(
             %path,
             here = size::show(mine.capacity),
             others = size::show(theirs.capacity),
-            "processes configure different capacities; the smallest applies"
+            "processes configure different capacities for one directory; the smallest value applies"
         );
         return Ok(mine.capacity);
     }

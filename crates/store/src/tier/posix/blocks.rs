@@ -328,7 +328,8 @@ impl Common {
         let len = self.losses.len_of(&self.folder, name);
         let gone = self.folder.remove(name, inode);
         let gone = gone.unwrap_or_else(|error| {
-            tracing::warn!(%error, key = %name.key, "cannot delete the file of a block");
+            tracing::warn!(%error, key = %name.key,
+                "cannot delete the file of a block; its space stays in use");
             None
         });
         let Some(bytes) = gone else {

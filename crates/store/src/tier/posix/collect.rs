@@ -317,11 +317,12 @@ impl Work {
         });
         let path = self.folder.path.display();
         match again {
-            Ok(true) => tracing::warn!(%path, "directory was deleted; created again"),
+            Ok(true) => tracing::warn!(%path,
+                "directory was deleted; created again, but its blocks are lost"),
             Ok(false) => {}
             Err(error) => {
-                tracing::warn!(%error, %path, "directory was deleted and cannot be created \
-                                               again");
+                tracing::warn!(%error, %path,
+                    "directory was deleted, and cannot be created again; its blocks are misses");
             }
         }
     }
@@ -330,7 +331,8 @@ impl Work {
     fn round(&self, found: &mut Found, wants: Wants, sweeps: bool) -> Option<i64> {
         self.open_again();
         self.collect(found, wants, sweeps).unwrap_or_else(|error| {
-            tracing::warn!(%error, path = %self.folder.path.display(), "eviction failed");
+            tracing::warn!(%error, path = %self.folder.path.display(),
+                "cannot evict blocks; puts may find no space");
             None
         })
     }
@@ -451,7 +453,7 @@ impl Work {
                 if self.folder.others_act(ACTIVE)? {
                     return Ok(Turn::Others);
                 }
-                tracing::warn!("eviction by another process stalled; taking over");
+                tracing::warn!("eviction by another process stalled; this process evicts instead");
                 return Ok(Turn::PassedBy);
             }
             std::thread::sleep(PAUSE);
@@ -467,7 +469,7 @@ impl Work {
                 path = %self.folder.path.display(),
                 used,
                 capacity = self.usage.capacity(),
-                "file system full below configured capacity; evicting"
+                "file system full, although the tier is below its capacity; evicting blocks"
             );
         }
     }

@@ -165,7 +165,7 @@ impl Desk {
             {
                 tracing::warn!(
                     threads = state.threads,
-                    "file system not responding; abandoning I/O threads"
+                    "file system not responding; closing without waiting for the I/O threads"
                 );
                 let left = std::mem::take(&mut state.calls);
                 state.waiting = 0;
@@ -190,7 +190,9 @@ impl Queue {
             if let Some(job) = state.next() {
                 MutexGuard::unlocked(&mut state, || {
                     if catch_unwind(AssertUnwindSafe(job)).is_err() {
-                        tracing::error!("internal error: file job panicked");
+                        tracing::error!(
+                            "internal error: file operation panicked; the request failed"
+                        );
                     }
                     self.pulse.beat();
                 });

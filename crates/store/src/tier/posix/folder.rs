@@ -195,7 +195,8 @@ impl Folder {
         if let Some(name) = name
             && let Err(error) = self.at.load().new.remove(name)
         {
-            tracing::warn!(%error, "cannot delete an unpublished file");
+            tracing::warn!(%error,
+                "cannot delete the temporary file of a block; its space stays in use");
         }
     }
 

@@ -245,7 +245,8 @@ impl Open {
     fn pass_over(&self, name: &Identity, reason: &str) {
         if let Some(unsaid) = self.passed_over.may_say() {
             let (namespace, key) = (name.namespace, name.key);
-            tracing::warn!(%namespace, %key, reason, unsaid, "block file skipped");
+            tracing::warn!(%namespace, %key, reason, unsaid,
+                "block file is not valid; the block is a miss");
         }
     }
 
@@ -463,7 +464,7 @@ impl Open {
         let opened = state.files.get(&place.token.sequence);
         opened
             .map(read)
-            .ok_or(Error::Closed("the block file is closed"))
+            .ok_or(Error::Closed("the block was released before its copy"))
     }
 
     /// Names a new file.
@@ -474,7 +475,8 @@ impl Open {
         });
         let named = named.and_then(|fd| self.folder.name(fd));
         let name = named.inspect_err(|error| {
-            tracing::warn!(%error, "cannot link block file for a worker");
+            tracing::warn!(%error,
+                "cannot share a block file with a worker; the copy of the block fails");
         });
         let name = name.ok()?;
         let mut state = self.state.lock();

@@ -11,9 +11,10 @@ pub(super) const POSIX: &[OptionSpec] = &[
         "posix",
         "path",
         Kind::Text,
-        "none: required",
-        "Directory on any POSIX file system; created if missing. Any number of processes and \
-         hosts may share it; set the same `capacity` for all (otherwise the smallest applies).",
+        "none (required)",
+        "Directory on a POSIX file system; kvdepot creates a missing directory. Any number of \
+         processes and hosts can share the directory. Set the same `capacity` in all of them: if \
+         the values differ, the smallest value applies.",
     ),
     capacity_of("posix"),
     OptionSpec::new(
@@ -21,8 +22,9 @@ pub(super) const POSIX: &[OptionSpec] = &[
         "direct",
         Kind::Choice(&["auto", "true", "false"]),
         "auto",
-        "Bypass the page cache (`O_DIRECT`): `auto` if the file system supports it, `true`, or \
-         `false`.",
+        "Direct I/O (`O_DIRECT`), which bypasses the page cache. `auto`: if the file system \
+         supports direct I/O. `true`: always; opening fails if the file system does not support \
+         direct I/O. `false`: never.",
     ),
     durability_of("posix"),
     fan_out_of("posix"),
@@ -33,9 +35,10 @@ pub(super) const DS3FS: &[OptionSpec] = &[
         "ds3fs",
         "path",
         Kind::Text,
-        "none: required",
-        "Directory below a 3FS mount; created if missing. Any number of processes and hosts may \
-         share it; set the same `capacity` for all (otherwise the smallest applies).",
+        "none (required)",
+        "Directory below a 3FS mount; kvdepot creates a missing directory. Any number of processes \
+         and hosts can share the directory. Set the same `capacity` in all of them: if the values \
+         differ, the smallest value applies.",
     ),
     capacity_of("ds3fs"),
     OptionSpec::new(
@@ -43,30 +46,32 @@ pub(super) const DS3FS: &[OptionSpec] = &[
         "library",
         Kind::Text,
         "libhf3fs_api_shared.so, found by the system's loader",
-        "Path or name of 3FS's library for user-space I/O (USRBIO). `posix`: use no library; \
-         all I/O goes through the mount.",
+        "Path or name of 3FS's library for user-space I/O (USRBIO). With the value `posix`, \
+         kvdepot uses no library, and all I/O goes through the mount.",
     ),
     OptionSpec::new(
         "ds3fs",
         "stream_number",
         Kind::Count,
         "one per CPU, at most 32",
-        "Number of rings for reads, and of rings for writes, 1 to 64.",
+        "Number of I/O rings for reads, 1 to 64. kvdepot creates the same number of I/O rings for \
+         writes.",
     ),
     OptionSpec::new(
         "ds3fs",
         "waiting_queue_depth",
         Kind::Count,
         "1024",
-        "Maximum requests that wait per direction, in addition to those in flight. Requests \
-         beyond it fail: a read is a miss, a write is skipped.",
+        "Maximum number of waiting requests per direction (read or write), 1 to 65536, in addition \
+         to the requests in flight. Requests beyond this number fail: a read is a miss, a write is \
+         skipped.",
     ),
     OptionSpec::new(
         "ds3fs",
         "running_queue_depth",
         Kind::Count,
         "32768",
-        "Maximum requests in flight, 1 to 65536.",
+        "Maximum number of requests in flight, 1 to 65536.",
     ),
     durability_of("ds3fs"),
     fan_out_of("ds3fs"),
@@ -79,9 +84,9 @@ const fn capacity_of(section: &'static str) -> OptionSpec {
         section,
         "capacity",
         Kind::Size,
-        "that of the existing directory; for a new one 80 % of its file system",
-        "Maximum total size of the files of all processes that share the directory, at least \
-         1MiB. kvdepot evicts the least recently used files from 94 % on.",
+        "the capacity of the existing directory; for a new directory 80 % of its file system",
+        "Maximum total size of the files of all processes that share the directory, at least 1MiB. \
+         kvdepot starts to evict the least recently used files at 94 % of this size.",
     )
 }
 
@@ -91,8 +96,8 @@ const fn durability_of(section: &'static str) -> OptionSpec {
         "durability",
         Kind::Choice(&["process", "power"]),
         "process",
-        "Failures that an acknowledged block survives: `process` (termination of the process) \
-         or `power` (also a power loss; slower).",
+        "Failures that an acknowledged block survives. `process`: termination of the process. \
+         `power`: also a power loss; puts are slower than with `process`.",
     )
 }
 
@@ -101,9 +106,9 @@ const fn fan_out_of(section: &'static str) -> OptionSpec {
         section,
         "fan_out",
         Kind::Count,
-        "that of the existing directory, or 256",
-        "Number of subdirectories, 1 to 4096; use more for millions of files. An existing \
-         directory keeps its number.",
+        "256, or the number of the existing directory",
+        "Number of subdirectories, 1 to 4096. Increase the number for millions of files. An \
+         existing directory keeps its number.",
     )
 }
 

@@ -252,9 +252,10 @@ impl Bucket {
             check_endpoint(&endpoint, options.allow_http)?;
         }
         let store = builder.build().map_err(|error| {
-            let allowed = "S3 settings (here and in the AWS_* environment variables) that the S3 \
-                           client accepts";
-            Error::config("s3", error, allowed)
+            let allowed =
+                "settings that the S3 client accepts, in this section and in the AWS_* environment \
+                 variables";
+            Error::config("s3", format!("this section ({error})"), allowed)
         })?;
         let writes = options.requests / 2;
         Ok(Bucket {

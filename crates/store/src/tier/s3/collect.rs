@@ -135,8 +135,8 @@ impl Collector {
                             tracing::warn!(
                                 ?fault,
                                 unsaid,
-                                "cannot update the usage of the \
-                                                            bucket"
+                                "cannot list the bucket; no blocks are evicted until a retry \
+                                 succeeds"
                             );
                         }
                     }

@@ -42,7 +42,8 @@ impl FromFile {
                 Ok(credential) => *known = (stamp, Arc::new(credential)),
                 // It is being written.
                 Err(what) => {
-                    tracing::warn!(what, path = %self.path.display(), "cannot read credentials");
+                    tracing::warn!(what, path = %self.path.display(),
+                        "cannot read the credentials file; using the previous credentials");
                 }
             }
         }

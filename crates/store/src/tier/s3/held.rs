@@ -289,7 +289,7 @@ impl Held {
                 what: What::Pinned(object),
                 ..
             }) => Ok(Arc::clone(object)),
-            _ => Err(Error::Closed("an object is not pinned")),
+            _ => Err(Error::Closed("the object was released before it was read")),
         }
     }
 
@@ -393,7 +393,7 @@ impl Ends for Held {
                 memory: Some((memory, _)),
                 ..
             })) => memory.part(LEN as u64 + offset, len)?,
-            _ => return Err(Error::Closed("an object is neither pinned nor written")),
+            _ => return Err(Error::Closed("the object was released before its copy")),
         };
         ends.clear();
         ends.push(buffer);
@@ -416,7 +416,9 @@ impl Ends for Held {
         let mut state = self.state.lock();
         match state.new_of(place).and_then(|new| new.memory.as_ref()) {
             Some((memory, _)) => memory.write(LEN as u64 + begin, &table),
-            None => Err(Error::Closed("an object is not written")),
+            None => Err(Error::Closed(
+                "the object was released before it was written",
+            )),
         }
     }
 

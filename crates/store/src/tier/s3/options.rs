@@ -13,16 +13,16 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
         "s3",
         "url",
         Kind::Text,
-        "none: required",
-        "`s3://BUCKET/PREFIX`. Any number of processes and hosts may share it. All objects \
-         below the prefix belong to the tier.",
+        "none (required)",
+        "Bucket and prefix, in the form `s3://BUCKET/PREFIX`. Any number of processes and hosts \
+         can share the prefix. All objects below the prefix belong to the tier.",
     ),
     OptionSpec::new(
         "s3",
         "endpoint",
         Kind::Text,
-        "`AWS_ENDPOINT`, else AWS's endpoint of the region",
-        "Server of the object store, `https://HOST:PORT`.",
+        "`AWS_ENDPOINT`, or AWS's endpoint of the region",
+        "Address of the object store, in the form `https://HOST:PORT`.",
     ),
     OptionSpec::new(
         "s3",
@@ -35,49 +35,52 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
         "s3",
         "credentials",
         Kind::Text,
-        "from the environment",
+        "the environment: `AWS_*` variables, a web identity, or the role of the container or \
+         instance",
         "File with `aws_access_key_id`, `aws_secret_access_key` and optionally \
-         `aws_session_token`; read again after each change. Default: `AWS_*` variables, a web \
-         identity, or the role of the container or instance.",
+         `aws_session_token`. kvdepot reads the file again after each change.",
     ),
     OptionSpec::new(
         "s3",
         "capacity",
         Kind::Size,
-        "none: required, except with `lifecycle: bucket`",
-        "Maximum total size of the objects of all processes that share the prefix, at least \
-         1MiB. kvdepot evicts the least recently used objects from 94 % on.",
+        "none (required with `lifecycle: fleet`)",
+        "Maximum total size of the objects of all processes that share the prefix, at least 1MiB. \
+         kvdepot starts to evict the least recently used objects at 94 % of this size. With \
+         `lifecycle: bucket`, `capacity` must not be set.",
     ),
     OptionSpec::new(
         "s3",
         "lifecycle",
         Kind::Choice(&["fleet", "bucket"]),
         "fleet",
-        "Who removes old blocks: `fleet`: kvdepot's processes, by `capacity`; `bucket`: the \
-         lifecycle rules of the bucket (kvdepot then counts nothing).",
+        "Method of removing old blocks. `fleet`: kvdepot's processes remove blocks to keep the \
+         total size below `capacity`. `bucket`: the lifecycle rules of the bucket remove blocks, \
+         and kvdepot does not count blocks.",
     ),
     OptionSpec::new(
         "s3",
         "requests",
         Kind::Count,
         "64",
-        "Maximum concurrent requests, 2 to 1024; half for reads and lookups, half for writes.",
+        "Maximum number of concurrent requests, 2 to 1024. Half of the requests are for reads and \
+         lookups, and half are for writes.",
     ),
     OptionSpec::new(
         "s3",
         "staging",
         Kind::Size,
         "256MiB",
-        "Memory for blocks being uploaded, at least 1MiB. Larger blocks are not stored. If `S3` \
-         is the only tier, this also limits one put.",
+        "Memory for blocks that are being uploaded, at least 1MiB. A block larger than `staging` \
+         is not stored. If `S3` is the only tier, `staging` also limits the total size of one put.",
     ),
     OptionSpec::new(
         "s3",
         "allow_http",
         Kind::Flag,
         "false",
-        "Allow an `http://` endpoint. Anybody on the network path can then read and change \
-         blocks.",
+        "Permission to use an `http://` endpoint. With such an endpoint, anybody on the network \
+         path can read and change blocks.",
     ),
 ];
 

@@ -54,7 +54,8 @@ impl Voice {
         self.is_refused.store(true, Ordering::Relaxed);
         if let Some(unsaid) = self.may_say("refused", Fault::Refused) {
             self.is_told.store(true, Ordering::Relaxed);
-            tracing::warn!(%error, unsaid, "object store rejected a request");
+            tracing::warn!(%error, unsaid,
+                "object store rejected a request; blocks of the tier are misses");
         }
     }
 

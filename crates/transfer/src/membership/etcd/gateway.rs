@@ -31,7 +31,7 @@ pub(super) enum Failure {
     #[error("etcd: {0}")]
     Refused(String),
     /// This membership ends.
-    #[error("closed")]
+    #[error("the connection to etcd is closed")]
     Closed,
 }
 

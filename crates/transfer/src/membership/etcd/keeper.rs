@@ -56,7 +56,10 @@ fn turn(shared: &Shared, hold: &mut Hold) -> Result<(), Failure> {
     if let Some(id) = &hold.lease {
         let answer = shared.gateway.post("/v3/lease/keepalive", &lease(id))?;
         if !is_alive(&answer) {
-            tracing::warn!(name = own.name, "etcd lease expired; registering again");
+            tracing::warn!(
+                name = own.name,
+                "etcd lease of this host expired; registering the host again"
+            );
             lose(shared, hold);
         }
     }
@@ -115,7 +118,8 @@ fn register(shared: &Shared, hold: &mut Hold, own: &Host) -> Result<(), Failure>
         }
     }
     let reason = format!(
-        "{}: other processes are writing its key at the same time",
+        "host {}: another process writes the etcd key of the same host name; give each host its \
+         own name",
         own.name
     );
     Err(Failure::Refused(reason))

@@ -68,7 +68,10 @@ impl Roster {
             Some(host) => drop(self.hosts.insert(entry.name, host)),
             None => {
                 let name = entry.name.as_str();
-                tracing::warn!(name, "invalid value in a host's etcd key; ignored");
+                tracing::warn!(
+                    name,
+                    "invalid value in a host's etcd key; the host is ignored"
+                );
                 self.hosts.remove(name);
             }
         }
