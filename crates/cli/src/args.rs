@@ -216,8 +216,7 @@ pub(crate) struct Verify {
 pub(crate) struct Rm {
     #[command(flatten)]
     pub(crate) arena: ArenaArgs,
-    /// First hexadecimal digits, unique in the depot, of the digest of a namespace. The command
-    /// removes the blocks of this namespace.
+    /// Namespace whose blocks are removed: a unique prefix of its digest, in hexadecimal digits.
     #[arg(long, value_name = "DIGEST", value_parser = hexadecimal)]
     pub(crate) namespace: Option<String>,
     /// Key of a block to remove, 64 hexadecimal digits; repeatable. The block is removed in all

@@ -28,8 +28,8 @@ def say_smaller(stats: dict[str, Any] | None, engine: int) -> None:
     held, name = max((tier["capacity_bytes"], name) for name, tier in tiers.items())
     if held < engine:
         logger.warning(
-            "kvdepot: tier %s (%.2f GiB) is smaller than vLLM's prefix cache (%.2f GiB), so most "
-            "hits come after restarts or resets, or from other engines; increase %s, or reduce "
+            "kvdepot: tier %s (%.2f GiB) is smaller than vLLM's prefix cache (%.2f GiB); expect "
+            "hits after restarts and resets, and from other engines; increase %s, or reduce "
             "vLLM's size (--kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE)",
             name, held / 2**30, engine / 2**30, name,
         )  # fmt: skip

@@ -290,7 +290,7 @@ pub(crate) struct Memory {
     /// 4MiB].
     #[arg(long = "block", value_name = "SIZE", value_parser = bytes)]
     pub(crate) blocks: Vec<u64>,
-    /// Number of threads, 1 to 256, that copy in kvdepot and in the plain program; repeatable
+    /// Number of copy threads, 1 to 256, of kvdepot and of the limit; repeatable
     /// [default: 1 and 2].
     #[arg(long, value_name = "COUNT", value_parser = threads)]
     pub(crate) threads: Vec<usize>,
@@ -323,7 +323,7 @@ pub(crate) struct Restore {
     /// Order of the blocks in the tier; repeatable [default: all].
     #[arg(long = "order", value_name = "ORDER", value_parser = ["adjacent", "shuffled", "gapped"])]
     pub(crate) orders: Vec<String>,
-    /// Number of threads, 1 to 256, that copy in kvdepot and in the plain program; repeatable
+    /// Number of copy threads, 1 to 256, of kvdepot and of the limit; repeatable
     /// [default: 1, 2 and 4].
     #[arg(long, value_name = "COUNT", value_parser = threads)]
     pub(crate) workers: Vec<usize>,

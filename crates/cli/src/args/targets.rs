@@ -43,8 +43,8 @@ pub(crate) fn or_default_blocks(allowed: &str) -> String {
 pub(crate) fn or_running(allowed: &str) -> String {
     let text = sentence(allowed);
     format!(
-        "{text}. Without PATH, the command lists running depots; with --instance, --namespace, \
-         --blocks, --limit or --before it reads {DEFAULT}"
+        "{text} [default: list the running depots]. The options --instance, --namespace, \
+         --blocks, --limit and --before read {DEFAULT}, if PATH is missing"
     )
 }
 

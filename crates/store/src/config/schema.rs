@@ -41,8 +41,9 @@ pub const OPTIONS: &[OptionSpec] = &[
         Kind::Size,
         "2MiB per region",
         "Size of the staging buffer, at least 64KiB per region and at most the memory that the \
-         process may use. kvdepot copies through this buffer if a direct copy is impossible, and \
-         allocates it at the first such get. Attached processes always use 2MiB per region. \
+         process may use. kvdepot copies through the staging buffer if a direct copy is \
+         impossible. The first staged copy allocates it. Attached processes always use 2MiB per \
+         region. \
          LMCache calls this option `retrieve_staging_slab_bytes`.",
     ),
     OptionSpec::new(
@@ -290,9 +291,9 @@ pub const EDGE: &[OptionSpec] = &[
         "admission",
         Kind::Choice(&["first", "second"]),
         "first",
-        "Access that writes a block back into this tier: the `first` put, or the `second` access \
-         (put, lookup, get or pin) in the previous tier. Before this access, a put that needs this \
-         tier or a lower tier for its acknowledgement returns false (`declined`).",
+        "Access after which kvdepot writes a block back into this tier. `first`: the first put. \
+         `second`: the second put, lookup, get or pin of the block. If this tier or a lower tier \
+         acknowledges puts, the first put returns false (`declined`) with `second`.",
     ),
     OptionSpec::new(
         "",
@@ -300,8 +301,8 @@ pub const EDGE: &[OptionSpec] = &[
         Kind::Size,
         "none",
         "Minimum size of blocks that are written back into this tier. Smaller blocks stay in the \
-         previous tier. If a put of a smaller block needs this tier or a lower tier for its \
-         acknowledgement, the put returns false (`declined`).",
+         previous tier. If this tier or a lower tier acknowledges puts, a put of a smaller block \
+         returns false (`declined`).",
     ),
     OptionSpec::new(
         "",
@@ -309,8 +310,8 @@ pub const EDGE: &[OptionSpec] = &[
         Kind::Size,
         "none",
         "Maximum size of blocks that are written back into this tier. Larger blocks stay in the \
-         previous tier. If a put of a larger block needs this tier or a lower tier for its \
-         acknowledgement, the put returns false (`declined`).",
+         previous tier. If this tier or a lower tier acknowledges puts, a put of a larger block \
+         returns false (`declined`).",
     ),
     OptionSpec::new(
         "",
@@ -318,9 +319,9 @@ pub const EDGE: &[OptionSpec] = &[
         Kind::Size,
         "none",
         "Maximum bytes that the process writes to this tier within any hour, to limit flash wear. \
-         A block over the budget stays in the previous tier until the next put of the block. If a \
-         put over the budget needs this tier or a lower tier for its acknowledgement, the put \
-         returns false (`declined`). A reservation counts until it is released. The count starts \
+         A block over the budget stays in the previous tier until the next put of the block. If \
+         this tier or a lower tier acknowledges puts, a put over the budget returns false \
+         (`declined`). A reservation counts until it is released. The count starts \
          at 0 when the process starts.",
     ),
     OptionSpec::new(

@@ -106,7 +106,7 @@ const fn fan_out_of(section: &'static str) -> OptionSpec {
         section,
         "fan_out",
         Kind::Count,
-        "256, or the number of the existing directory",
+        "256, or as in the existing directory",
         "Number of subdirectories, 1 to 4096. Increase the number for millions of files. An \
          existing directory keeps its number.",
     )
