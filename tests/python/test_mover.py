@@ -132,7 +132,7 @@ def test_what_is_asked_of_a_closed_mover_aside_is_refused(
     late = mover.store(held, [bytes(100)], background=True)
     assert late.wait(30)
     assert late.rejected
-    assert late.error == "the mover is closed"
+    assert late.error == "the mover is closed; attach again"
 
 
 def test_rotten_bytes_are_false(depots: Any, keys: Keys) -> None:

@@ -191,6 +191,7 @@ pub(crate) enum Bench {
     /// Metrics:
     ///   open         time from the start of opening until the first block is served
     ///   first_block  time to serve the first block after the arena is open
+    #[command(verbatim_doc_comment)]
     Reopen(Reopen),
     /// Measure memory, opening, lookups and waits of an arena with very many blocks.
     ///

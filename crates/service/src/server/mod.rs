@@ -52,8 +52,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const ATTACHED_MAX: usize = 1024;
 /// Most of one process.
 const ATTACHED_EACH_MAX: usize = 256;
-/// Part of this process's descriptors that attached processes may take, of which each has up to 5.
-const ATTACHED_PART: usize = 8;
+/// As many descriptors of this process for each one that is attached: it has up to 5, and files of
+/// tiers may take half of all.
+const ATTACHED_PART: usize = 16;
 
 /// Hands out the media's descriptors until it is stopped.
 pub(crate) struct Server {

@@ -187,7 +187,7 @@ fn a_process_attaches_a_bounded_number_of_times() {
         assert!(movers.len() <= 256);
     };
     // Each has descriptors of the owner.
-    let most = 256.min(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 8);
+    let most = 256.min(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 16);
     let reached = format!("{most} of them");
     assert!(
         matches!(&error, Error::Peer { reason, .. } if reason.contains(&reached)),
@@ -202,7 +202,7 @@ fn those_who_attach_leave_descriptors_to_the_owner() {
     const TEST: &str = "share_bounds::those_who_attach_leave_descriptors_to_the_owner";
     if child::role().is_some() {
         let mut limit = getrlimit(Resource::Nofile);
-        limit.current = Some(200);
+        limit.current = Some(400);
         setrlimit(Resource::Nofile, limit).unwrap();
         be_owner();
     }

@@ -141,18 +141,23 @@ impl Core {
     fn send_touched(&self, tier: usize, places: Vec<Place>) {
         let edge = &self.edges[tier];
         let mut stay = Vec::new();
-        // Offered again while the queue is full: the next call that reads them offers them.
+        // The queue is full, and later it may not be: the next call that reads them offers them.
         let mut not_written = Vec::new();
+        let is_late = |place: &Place| {
+            let fits = place.len <= edge.budget.depth();
+            fits && Use::of(place.stamp).is_again
+                && edge.keeps(&place.identity, place.len).is_none()
+        };
         {
             let mut ledger = self.ledger.lock();
             for (at, place) in places.into_iter().enumerate() {
                 ledger.take_turns(at);
                 let share = edge.budget.admit(0, place.len).filter(|_| !ledger.stop);
+                if share.is_none() && is_late(&place) {
+                    not_written.push(place);
+                }
                 let paid = share.and_then(|share| Some((share, edge.lets_touched(place.len)?)));
                 let Some(paid) = paid else {
-                    if Use::of(place.stamp).is_again {
-                        not_written.push(place);
-                    }
                     stay.push(place);
                     continue;
                 };

@@ -76,6 +76,18 @@ impl Prompts {
         known.now.insert(block, position);
     }
 
+    /// Whether one of these blocks found no space before.
+    fn has_full(&self, namespace: NamespaceId, keys: &[Key]) -> bool {
+        keys.chunks(TURN).any(|some| {
+            let known = self.0.read();
+            let mut blocks = some.iter().map(|key| Identity {
+                namespace,
+                key: *key,
+            });
+            known.has_full && blocks.any(|block| known.is_full(&block))
+        })
+    }
+
     /// The index of the first of these blocks that found no space before. They are offered again.
     fn take_full(&self, namespace: NamespaceId, keys: &[Key]) -> Option<usize> {
         let block = |key: &Key| {
@@ -226,8 +238,8 @@ impl Core {
         let Some(tier) = self.edges.len().checked_sub(1) else {
             return;
         };
-        // A caller that does not wait for locks sends nothing: a later call offers them.
-        if held::passes() {
+        // A caller that does not wait for locks asks again, and offers them then.
+        if !self.prompts.has_full(namespace, keys) || held::passes() {
             return;
         }
         if let Some(first) = self.prompts.take_full(namespace, keys) {
