@@ -14,7 +14,7 @@ from . import chart, report, smollm, story_report
 from .rounds import BLOCK_TOKENS, Demo, Plan
 from .server import Server, ServerError, double_of_3fs, no_survivors
 from .show import Show
-from .story import DOCUMENT_CHARACTERS, QUESTIONS, Result, Story, document
+from .story import DOCUMENT_CHARACTERS, QUESTIONS, Result, Story
 
 EXAMPLES = Path(__file__).resolve().parent.parent
 DEFAULT_PROMPTS = {8000: 2}
@@ -73,7 +73,7 @@ def _run(arguments: argparse.Namespace, show: Show) -> int:
     for failure in failures:
         print(f"FAILED: {failure}", file=sys.stderr)
     if told and arguments.keep:
-        _keep(told.servers[0], arguments.work)
+        _keep(told.servers[0], told.document, arguments.work)
     elif arguments.keep:
         print("--keep: only the server of the story is kept, which was left out", file=sys.stderr)
     return 1 if failures else 0
@@ -135,11 +135,11 @@ def _print_files(arguments: argparse.Namespace, *, with_chart: bool) -> None:
     )
 
 
-def _keep(server: Server, work: Path) -> None:
+def _keep(server: Server, document: str, work: Path) -> None:
     """Leave a server up until Ctrl-C."""
     server.resume()
     messages = [
-        {"role": "system", "content": document()},
+        {"role": "system", "content": document},
         {"role": "user", "content": QUESTIONS[0].text},
     ]
     request = work / "question.json"
@@ -185,7 +185,8 @@ def _arguments() -> argparse.Namespace:
         "--characters",
         type=int,
         default=DOCUMENT_CHARACTERS,
-        help="length of the document in characters, about four per token (default: %(default)s)",
+        help="most characters of the document, of which the model takes 7,600 tokens (default: "
+        "%(default)s)",
     )
     parser.add_argument(
         "--keep",

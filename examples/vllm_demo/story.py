@@ -27,8 +27,9 @@ PAGES = (
     "README.md",
     "docs/faq.md",
 )
-# About 7,000 tokens: the model ends at 8,192.
 DOCUMENT_CHARACTERS = 28_500
+# With a question and its answer: the model ends at 8,192. A longer document is cut to this length.
+DOCUMENT_TOKENS = 7_600
 OUTPUT_TOKENS = 40
 # Usual seconds to the first token if the prompt is in a cache, for the announcements.
 HIT_S = 0.3
@@ -103,7 +104,8 @@ class Story:
         self.work = work
         self.show = show
         self._python = python
-        self._document = document(characters)
+        self.document = document(characters)
+        """What every question is about; the model may need it shorter."""
         self._depot_path = work / "depot"
         # The prompt's compute time, learnt from the first answer.
         self._compute_s = 10.0
@@ -121,7 +123,7 @@ class Story:
             depot = self._launch_depot("kvdepot")
             self._ready(alone, depot)
         with alone.running():
-            tokens = measure.count_tokens(alone, self._messages())
+            tokens = self._fit(alone)
         show.say(f"the document: {tokens:,} tokens of {', '.join(PAGES)}")
         asked = []
 
@@ -177,13 +179,21 @@ class Story:
         self.servers = [depot]
         return Result(tokens, asked, again, hit, path_s * 1e3, cpu_s * 1e3)
 
+    def _fit(self, server: Server) -> int:
+        """Cut the document until the model takes it with a question; its tokens then."""
+        tokens = measure.count_tokens(server, self._messages())
+        while tokens > DOCUMENT_TOKENS:
+            self.document = document(len(self.document) * DOCUMENT_TOKENS // tokens)
+            tokens = measure.count_tokens(server, self._messages())
+        return tokens
+
     def _title(self, number: int, scene: str) -> None:
         self.show.say()
         self.show.say(f"Question {number}: {QUESTIONS[number - 1].text}")
         print(f"    {scene}", flush=True)
 
     def _messages(self, question: Question | None = None) -> list[dict[str, str]]:
-        messages = [{"role": "system", "content": self._document}]
+        messages = [{"role": "system", "content": self.document}]
         if question is not None:
             messages.append({"role": "user", "content": question.text})
         return messages

@@ -162,8 +162,8 @@ pub(crate) struct DoctorArgs {
 pub(crate) struct Ls {
     #[command(flatten)]
     pub(crate) arena: ArenaArgs,
-    /// First hexadecimal digits of the digests of the namespaces to list; with --blocks, the blocks
-    /// of these namespaces are listed [default: all namespaces].
+    /// List only namespaces whose digest starts with these hexadecimal digits; with --blocks, only
+    /// the blocks of these namespaces [default: all namespaces].
     #[arg(long, value_name = "DIGEST", value_parser = hexadecimal)]
     pub(crate) namespace: Option<String>,
     /// List all blocks instead of namespaces. The blocks of an arena are listed newest first.

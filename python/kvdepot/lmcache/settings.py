@@ -97,8 +97,9 @@ KNOBS = Schema(
     Setting(
         ("slot_bytes",),
         SIZE,
-        "expected size of a block, at most the capacity of a device. A size below 32KiB allows "
-        "more blocks in a new arena of known capacity. Stored blocks keep their own length",
+        "expected size of a block, at most the capacity of a device. A size below 32KiB sets "
+        "`records` to the total capacity divided by this size, if the capacity is set. Blocks of "
+        "other sizes are stored at their actual size",
     ),
     Setting(
         ("restore_workers", "num_load_workers"),
@@ -109,12 +110,12 @@ KNOBS = Schema(
     Setting(
         ("num_store_workers",),
         COUNT,
-        "no effect, but the value is validated: the copy threads also store",
+        "ignored, because the copy threads also store; an invalid value is an error",
     ),
     Setting(
         ("num_lookup_workers",),
         COUNT,
-        "no effect, but the value is validated: lookups use no threads of their own",
+        "ignored, because lookups use no separate threads; an invalid value is an error",
     ),
     Setting(
         ("restore_max_regions",),
@@ -125,8 +126,8 @@ KNOBS = Schema(
     Setting(
         ("retrieve_staging_slab_bytes",),
         SIZE,
-        "size of the staging buffer; sets kvdepot's `staging_slab`. kvdepot uses the buffer only "
-        "if a direct copy is impossible, and copies directly into LMCache's CPU memory",
+        "size of the staging buffer, which kvdepot uses only if a direct copy is impossible; sets "
+        "kvdepot's `staging_slab`. Copies into LMCache's CPU memory are direct",
         option="staging_slab",
     ),
     Setting(
@@ -164,8 +165,8 @@ KNOBS = Schema(
     Setting(
         ("weights",),
         Kind("a text that is not empty, other than 'sampled' and 'full'", _names_weights),
-        "kvdepot's option: text that identifies the weights and everything else that "
-        "[LMCache's keys lack](#limits-of-lmcaches-keys)",
+        "kvdepot's option: text that identifies the weights and all other settings that change KV "
+        "data and that [LMCache's keys omit](#limits-of-lmcaches-keys)",
     ),
 )
 

@@ -80,16 +80,16 @@ SETTINGS = Schema(
     Setting(
         ("probe_every",),
         _settings.COUNT_OR_NONE,
-        "average number of requests with a hit per [probe](#probes). `0` disables probes",
+        "average distance between [probes](#probes), in requests with a hit. `0` disables probes",
         default=1000,
     ),
     Setting(
         ("probe_first",),
         replace(
             _settings.one_of((DETECT, GATE)),
-            allowed="'detect' (serves the hit, and compares a part) or 'gate' (computes the hit)",
+            allowed="'detect' (computes and compares a part of the hit) or 'gate' (the whole hit)",
         ),
-        "handling of the first hit of each kind after a start ([probes](#probes))",
+        "[probe](#probes) of the first hit of each kind after a start",
         default=DETECT,
     ),
     Setting(
@@ -107,7 +107,8 @@ SETTINGS = Schema(
     Setting(
         ("blocks_per_chunk",),
         _settings.optional(_settings.COUNT),
-        "vLLM's option: number of vLLM blocks per stored block; without both options, 1",
+        "vLLM's option: number of vLLM blocks per stored block; 1 if neither `block_size` nor "
+        "`blocks_per_chunk` is set",
     ),
     # The connector itself names its spec there.
     Setting(("spec_module_path",), _settings.ANY),

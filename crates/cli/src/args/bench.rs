@@ -291,8 +291,8 @@ pub(crate) struct Memory {
     /// 4MiB].
     #[arg(long = "block", value_name = "SIZE", value_parser = bytes)]
     pub(crate) blocks: Vec<u64>,
-    /// Number of copy threads, 1 to 256, of kvdepot and of the limit; repeatable
-    /// [default: 1 and 2].
+    /// Number of copy threads, 1 to 256, of kvdepot and of the plain copy that it is compared with;
+    /// repeatable [default: 1 and 2].
     #[arg(long, value_name = "COUNT", value_parser = threads)]
     pub(crate) threads: Vec<usize>,
     #[command(flatten)]
@@ -324,8 +324,8 @@ pub(crate) struct Restore {
     /// Order of the blocks in the tier; repeatable [default: all].
     #[arg(long = "order", value_name = "ORDER", value_parser = ["adjacent", "shuffled", "gapped"])]
     pub(crate) orders: Vec<String>,
-    /// Number of copy threads, 1 to 256, of kvdepot and of the limit; repeatable
-    /// [default: 1, 2 and 4].
+    /// Number of copy threads, 1 to 256, of kvdepot and of the plain copy that it is compared with;
+    /// repeatable [default: 1, 2 and 4].
     #[arg(long, value_name = "COUNT", value_parser = threads)]
     pub(crate) workers: Vec<usize>,
     /// Number of measured rounds, at least 1 [default: 5].

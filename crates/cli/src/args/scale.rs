@@ -18,9 +18,9 @@ pub(crate) struct Scale {
     /// Measure only puts from several threads (the metrics `puts_over_one_thread` and `puts`).
     #[arg(long)]
     pub(crate) puts: bool,
-    /// Directory for temporary arenas, with 1 GiB of free space and 4,224 bytes per block (twice as
-    /// much for up to a million blocks) [default: the system's temporary directory; for puts from
-    /// several threads /dev/shm].
+    /// Directory for temporary arenas. Free space needed: 4,224 bytes per block, and the same for a
+    /// second arena with at most a million blocks; at least 1.25 GiB [default: /dev/shm for puts
+    /// from several threads, otherwise the system's temporary directory].
     #[arg(long, visible_alias = "path", value_name = "PATH")]
     pub(crate) dir: Option<PathBuf>,
     #[arg(long, hide = true, requires = "task")]

@@ -13,7 +13,10 @@ pub(crate) struct Session {
 
 fn depot_help() -> String {
     let text = super::targets::sentence(super::targets::DEPOT);
-    format!("{text}. The commands save, restore and trim accept no session files")
+    format!(
+        "{text}. An argument with a / or a dot is a path. The commands save, restore and trim \
+         accept no session files and no directories of session files"
+    )
 }
 
 /// Which depot's sessions.
@@ -59,8 +62,8 @@ pub(crate) struct Saved {
     /// Name of the model's weights. Sessions with different names share no data [default: no name].
     #[arg(long, value_name = "TEXT")]
     pub(crate) weights: Option<String>,
-    /// Name of the layout of the KV rows and of other settings that the rows depend on [default: no
-    /// name].
+    /// Name that you choose for the layout of the KV rows and all other settings that affect the
+    /// rows [default: no name].
     #[arg(long, value_name = "TEXT")]
     pub(crate) layout: Option<String>,
     /// Number of tokens whose KV rows are stored as one block (a piece of the session), 1 to

@@ -17,12 +17,12 @@ pub(crate) const DOCTOR: &str = "a path on this machine, which may not exist yet
 
 /// `DEPOT` of `session`.
 pub(crate) const DEPOT: &str = "a pipeline, such as \"Posix\" with -o options; unix:SOCKET (a \
-                                running depot); or a path with a / or a dot: a directory of the \
-                                tier Posix, a session file, or a directory of session files";
+                                running depot); a directory of the tier Posix; a session file; or \
+                                a directory of session files";
 
 /// The arena that is read without `PATH`.
-const DEFAULT: &str = "the default arena of the tier Dax, or of the tier Nvme if only this one \
-                       exists";
+const DEFAULT: &str = "the default arena of the tier Dax, or that of the tier Nvme if there is \
+                       none for Dax";
 
 /// The help of an argument that may be left out.
 pub(crate) fn or_default(allowed: &str) -> String {
@@ -34,8 +34,8 @@ pub(crate) fn or_default(allowed: &str) -> String {
 pub(crate) fn or_default_blocks(allowed: &str) -> String {
     let text = sentence(allowed);
     format!(
-        "{text}. To delete an arena, give PATH or --instance. Without PATH and --instance, \
-         --namespace and --key remove blocks of {DEFAULT}"
+        "{text}. To delete an arena, PATH or --instance is required [default with --namespace or \
+         --key: {DEFAULT}]"
     )
 }
 
@@ -43,8 +43,8 @@ pub(crate) fn or_default_blocks(allowed: &str) -> String {
 pub(crate) fn or_running(allowed: &str) -> String {
     let text = sentence(allowed);
     format!(
-        "{text} [default: list the running depots]. The options --instance, --namespace, \
-         --blocks, --limit and --before read {DEFAULT}, if PATH is missing"
+        "{text} [default: list the running depots; with --instance, --namespace, --blocks, \
+         --limit or --before, {DEFAULT}]"
     )
 }
 

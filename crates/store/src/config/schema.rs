@@ -94,18 +94,18 @@ pub const OPTIONS: &[OptionSpec] = &[
         "overload",
         Kind::Choice(&["wait", "drop"]),
         "wait",
-        "Behaviour of a put while the write-back queue is full. `wait`: the put blocks until the \
-         queue has space. `drop`: the put returns false, and kvdepot counts the dropped block; a \
-         reserved block is stored in the upper tier only, if that tier has space. The vLLM and \
-         LMCache connectors use `drop` by default.",
+        "Behaviour of a put while the write-back queue is full. `wait`: the put waits for the \
+         lower tier. `drop`: the put returns false (`dropped`) if puts wait for the lower tier. \
+         Otherwise, and for reservations (`reserve`), the block is stored in the upper tier only. \
+         The vLLM and LMCache connectors use `drop` by default.",
     ),
     OptionSpec::new(
         "",
         "write_back_depth",
         Kind::Size,
         "half of the first tier",
-        "Maximum bytes in the write-back queue from the first to the second tier. For each later \
-         tier, the maximum is a quarter of that tier.",
+        "Maximum bytes in the write-back queue from the first to the second tier. Each further \
+         queue holds at most a quarter of the tier that it comes from.",
     ),
     OptionSpec::new(
         "",
@@ -120,11 +120,11 @@ pub const OPTIONS: &[OptionSpec] = &[
         "admission",
         Kind::Choice(&["all", "learned"]),
         "all",
-        "Admission policy for blocks that would evict other blocks. `all`: every block is stored \
-         or promoted. `learned`: a put returns false (`declined`) if the block was evicted unread \
-         before, or if blocks at its depth in the prompt are rarely read; only blocks that were \
-         recently read from a lower tier are promoted. With an asynchronous tier, `all` always \
-         applies. The vLLM connector uses `learned` by default.",
+        "Blocks that may evict other blocks. `all`: every block. `learned`: a put returns false \
+         (`declined`) for blocks that were evicted before any lookup, for blocks at positions of a \
+         prompt that are rarely looked up, and for all later blocks of the call. `learned` \
+         promotes a block only at its second recent read from a lower tier. In a depot with an \
+         asynchronous tier, `all` always applies. The vLLM connector uses `learned` by default.",
     ),
     OptionSpec::new(
         "",
@@ -138,7 +138,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         "",
         "timeout",
         Kind::Duration,
-        "10s; in a client, the server's value",
+        "the value set in the server, or 10s if the server sets none",
         "Maximum time that a client of a server (pipeline `unix:SOCKET`) waits for a response, at \
          least 1ms. After this time, the client treats the server as dead.",
     ),
@@ -174,9 +174,9 @@ pub const OPTIONS: &[OptionSpec] = &[
         "socket_mode",
         Kind::Mode,
         "0600",
-        "Permission bits of the socket: an octal number from 0600 to 0777, in quotes in a file. \
-         The owner always has the bits 0600. With `0660`, members of the socket's group can read \
-         and write all blocks.",
+        "Permission bits of the socket, an octal number from 0600 to 0777. In a configuration \
+         file, put the number in quotes. The owner can always read and write. With `0660`, members \
+         of the socket's group can also read and write all blocks.",
     ),
     OptionSpec::new(
         "cache",
@@ -277,10 +277,10 @@ const fn format_of(section: &'static str) -> OptionSpec {
         "format",
         Kind::Choice(&["false", "true", "force"]),
         "false",
-        "Permission to create a new arena on the device or file, which destroys the previous \
-         content. `false`: only if the medium is all zeros. `true`: also if the medium has other \
-         content; if the medium holds a valid arena, opening fails. `force`: at every start, \
-         whatever the medium holds.",
+        "Condition for creating a new arena, which destroys the content of the device or file. \
+         `false`: the device or file is all zeros. `true`: the device or file holds no valid \
+         arena; if it holds one, opening fails. `force`: no condition; kvdepot creates a new arena \
+         at every start.",
     )
 }
 
@@ -291,9 +291,9 @@ pub const EDGE: &[OptionSpec] = &[
         "admission",
         Kind::Choice(&["first", "second"]),
         "first",
-        "Access after which kvdepot writes a block back into this tier. `first`: the first put. \
-         `second`: the second put, lookup, get or pin of the block. If this tier or a lower tier \
-         acknowledges puts, the first put returns false (`declined`) with `second`.",
+        "Access at which kvdepot writes a block back into this tier. `first`: the first put. \
+         `second`: the second access (put, lookup, get or pin). With `second`, the first put of a \
+         block returns false (`declined`) if puts wait for this tier or a lower tier.",
     ),
     OptionSpec::new(
         "",
@@ -301,8 +301,8 @@ pub const EDGE: &[OptionSpec] = &[
         Kind::Size,
         "none",
         "Minimum size of blocks that are written back into this tier. Smaller blocks stay in the \
-         previous tier. If this tier or a lower tier acknowledges puts, a put of a smaller block \
-         returns false (`declined`).",
+         previous tier. A put of such a block returns false (`declined`) if puts wait for this \
+         tier or a lower tier.",
     ),
     OptionSpec::new(
         "",
@@ -310,8 +310,8 @@ pub const EDGE: &[OptionSpec] = &[
         Kind::Size,
         "none",
         "Maximum size of blocks that are written back into this tier. Larger blocks stay in the \
-         previous tier. If this tier or a lower tier acknowledges puts, a put of a larger block \
-         returns false (`declined`).",
+         previous tier. A put of such a block returns false (`declined`) if puts wait for this \
+         tier or a lower tier.",
     ),
     OptionSpec::new(
         "",
@@ -319,18 +319,17 @@ pub const EDGE: &[OptionSpec] = &[
         Kind::Size,
         "none",
         "Maximum bytes that the process writes to this tier within any hour, to limit flash wear. \
-         A block over the budget stays in the previous tier until the next put of the block. If \
-         this tier or a lower tier acknowledges puts, a put over the budget returns false \
-         (`declined`). A reservation counts until it is released. The count starts \
-         at 0 when the process starts.",
+         A block beyond the budget stays in the previous tier until the next put of the block. A \
+         put of such a block returns false (`declined`) if puts wait for this tier or a lower \
+         tier. Reserved space counts as written. The count starts at 0 when the process starts.",
     ),
     OptionSpec::new(
         "",
         "write_budget_day",
         Kind::Size,
         "none",
-        "Maximum bytes that the process writes to this tier within any 24 hours. Blocks over this \
-         budget are treated like blocks over `write_budget_hour`.",
+        "Maximum bytes that the process writes to this tier within any 24 hours. kvdepot treats \
+         blocks beyond this budget like blocks beyond `write_budget_hour`.",
     ),
 ];
 
