@@ -87,9 +87,10 @@ SETTINGS = Schema(
         ("probe_first",),
         replace(
             _settings.one_of((DETECT, GATE)),
-            allowed="'detect' (computes and compares a part of the hit) or 'gate' (the whole hit)",
+            allowed="'detect' (a part of the hit) or 'gate' (the whole hit)",
         ),
-        "[probe](#probes) of the first hit of each kind after a start",
+        "part of the first hit of each kind that kvdepot computes again and compares with the "
+        "stored blocks ([probe](#probes)), after a start",
         default=DETECT,
     ),
     Setting(

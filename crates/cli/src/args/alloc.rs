@@ -20,7 +20,7 @@ pub(crate) struct Alloc {
     /// benchmark].
     #[arg(long = "size", value_name = "SIZE", value_parser = bytes)]
     pub(crate) sizes: Vec<u64>,
-    /// Number of allocations, and of extents in the workload `rebuild`; at least 1 [default:
+    /// Number of allocations, or of extents with the workload `rebuild`, at least 1 [default:
     /// 1,000,000].
     #[arg(long, value_name = "COUNT")]
     pub(crate) operations: Option<usize>,

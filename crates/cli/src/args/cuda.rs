@@ -15,8 +15,8 @@ pub(crate) struct Cuda {
         "get", "put", "pinned_bytes", "device_bytes", "attach_s",
     ])]
     pub(crate) metrics: Vec<String>,
-    /// Number of device pages per block, at least 1; repeatable. Combinations with pages below 4KiB
-    /// are skipped [default: 1 and 16].
+    /// Number of device pages that a block is divided into, at least 1; repeatable. Block sizes
+    /// whose pages would be smaller than 4KiB are skipped [default: 1 and 16].
     #[arg(long = "pages", value_name = "COUNT", value_parser = count)]
     pub(crate) pages: Vec<usize>,
     /// Block size; repeatable [default: 16KiB, 64KiB, 256KiB, 1MiB and 4MiB].

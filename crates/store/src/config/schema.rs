@@ -120,11 +120,12 @@ pub const OPTIONS: &[OptionSpec] = &[
         "admission",
         Kind::Choice(&["all", "learned"]),
         "all",
-        "Blocks that may evict other blocks. `all`: every block. `learned`: a put returns false \
-         (`declined`) for blocks that were evicted before any lookup, for blocks at positions of a \
-         prompt that are rarely looked up, and for all later blocks of the call. `learned` \
-         promotes a block only at its second recent read from a lower tier. In a depot with an \
-         asynchronous tier, `all` always applies. The vLLM connector uses `learned` by default.",
+        "Which new blocks may evict stored blocks. `all`: every block. `learned`: only blocks that \
+         are likely to be read again. `learned` declines a block that was once evicted without a \
+         lookup, or whose position in the prompt is rarely looked up. A put returns false \
+         (`declined`) for this block and for the later blocks of the call. With `learned`, a block \
+         is promoted from a lower tier at its second recent read. Depots with an asynchronous tier \
+         always use `all`. The vLLM connector uses `learned` by default.",
     ),
     OptionSpec::new(
         "",
@@ -277,10 +278,9 @@ const fn format_of(section: &'static str) -> OptionSpec {
         "format",
         Kind::Choice(&["false", "true", "force"]),
         "false",
-        "Condition for creating a new arena, which destroys the content of the device or file. \
-         `false`: the device or file is all zeros. `true`: the device or file holds no valid \
-         arena; if it holds one, opening fails. `force`: no condition; kvdepot creates a new arena \
-         at every start.",
+        "When kvdepot may create a new arena, which destroys the content of the device or file. \
+         `false`: only if the device or file is all zeros. `true`: only if it holds no valid \
+         arena; otherwise opening fails. `force`: at every start, whatever it holds.",
     )
 }
 
