@@ -63,8 +63,8 @@ pub enum Error {
     /// detected.
     #[error(
         "the other process (uid {uid}) is in another PID namespace, so its exit could not be \
-         detected; share the PID namespace (containers of a pod: shareProcessNamespace: true; \
-         pods of a host: hostPID: true; docker: --pid=host)"
+         detected; use Linux 6.5 or later, or share the PID namespace (containers of a pod: \
+         shareProcessNamespace: true; pods of a host: hostPID: true; docker: --pid=host)"
     )]
     ForeignPeer {
         /// User ID of the peer.

@@ -20,7 +20,7 @@ use super::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Credentials {
-    /// Process ID.
+    /// Process ID; 0 if the process has none in this PID namespace.
     pub pid: u32,
     /// Effective user ID.
     pub uid: u32,
@@ -36,8 +36,7 @@ pub struct Credentials {
 ///
 /// # Errors
 ///
-/// [`Error::ForeignPeer`] if the peer has no process ID in this PID namespace. [`Error::Os`] if the
-/// socket is not connected.
+/// [`Error::Os`] if the socket is not connected.
 pub fn credentials(socket: impl AsFd) -> Result<Credentials> {
     let mut raw = libc::ucred {
         pid: 0,
@@ -48,14 +47,11 @@ pub fn credentials(socket: impl AsFd) -> Result<Credentials> {
     // the kernel answers zero.
     // SAFETY: `ucred` is three plain integers, valid for any bytes.
     unsafe { socket_option(socket.as_fd(), libc::SO_PEERCRED, &mut raw) }?;
-    match u32::try_from(raw.pid) {
-        Ok(pid) if pid != 0 => Ok(Credentials {
-            pid,
-            uid: raw.uid,
-            gid: raw.gid,
-        }),
-        _ => Err(Error::ForeignPeer { uid: raw.uid }),
-    }
+    Ok(Credentials {
+        pid: u32::try_from(raw.pid).unwrap_or(0),
+        uid: raw.uid,
+        gid: raw.gid,
+    })
 }
 
 /// Reads a socket-level option into `value`.
@@ -104,7 +100,8 @@ pub fn own_uid() -> u32 {
     reason = "two numbers that callers store and read back"
 )]
 pub struct Identity {
-    /// Process ID, in the PID namespace of the process that created this value.
+    /// Process ID, in the PID namespace of the process that created this value; 0 if it has none
+    /// there.
     pub pid: u32,
     /// Start time in clock ticks since the host booted (field 22 of `/proc/<pid>/stat`).
     pub start_ticks: u64,
@@ -181,13 +178,14 @@ impl Process {
     /// Opens the process at the other end of a socket (see [`credentials`]).
     ///
     /// With Linux 6.5 or later, this is exactly the process that connected, also if its ID has been
-    /// reused. Older kernels provide only the ID.
+    /// reused or if it has no ID in this PID namespace. Older kernels provide only the ID.
     ///
     /// # Errors
     ///
-    /// The errors of [`credentials`] and [`Process::open`].
+    /// The errors of [`credentials`] and [`Process::open`]. [`Error::ForeignPeer`] if an older
+    /// kernel has no ID for the process.
     pub fn of_peer(socket: &UnixStream) -> Result<Process> {
-        let pid = credentials(socket)?.pid;
+        let Credentials { pid, uid, .. } = credentials(socket)?;
         let mut raw: libc::c_int = -1;
         // SAFETY: an integer is valid for any bytes.
         match unsafe { socket_option(socket.as_fd(), libc::SO_PEERPIDFD, &mut raw) } {
@@ -197,6 +195,7 @@ impl Process {
                 Process::with_pidfd(pidfd, pid)
             }
             Err(Error::Os { source, .. }) => match source.raw_os_error() {
+                Some(libc::ENOPROTOOPT) if pid == 0 => Err(Error::ForeignPeer { uid }),
                 Some(libc::ENOPROTOOPT) => Process::open(pid),
                 Some(libc::ESRCH | libc::EINVAL) => Err(Error::NoProcess { pid }),
                 _ => Err(Error::Os {
@@ -209,7 +208,11 @@ impl Process {
     }
 
     fn with_pidfd(pidfd: OwnedFd, pid: u32) -> Result<Process> {
-        let start_ticks = stat(pid)?.map(|stat| stat.start_ticks);
+        let start_ticks = match pid {
+            // Its descriptor alone tells it from others.
+            0 => Some(0),
+            _ => stat(pid)?.map(|stat| stat.start_ticks),
+        };
         let process = Process {
             pidfd,
             identity: Identity {

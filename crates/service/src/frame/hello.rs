@@ -8,7 +8,7 @@
 //! come in their order. What any version says begins with [`MAGIC`] and its number.
 
 use std::io::Write;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use kvdepot_arena::Error;
@@ -277,7 +277,7 @@ pub(crate) fn read_request(bytes: &[u8]) -> Result<Option<Role>, Error> {
 pub(crate) fn send_welcome(
     socket: &UnixStream,
     terms: &Terms,
-    roster: OwnedFd,
+    roster: &LentFd,
     media: &[(Medium, LentFd)],
 ) -> Result<(), Error> {
     let Limits { keys, tasks, slow } = terms.limits;
@@ -293,7 +293,7 @@ pub(crate) fn send_welcome(
         media: (media.len() as u32).into(),
     };
     let mut bytes = [Start::new(0).as_bytes(), offer.as_bytes()].concat();
-    let mut descriptors = vec![roster.as_fd()];
+    let mut descriptors = vec![roster.fd()?];
     for (medium, fd) in media {
         bytes.extend_from_slice(MediumRow::from(medium).as_bytes());
         descriptors.push(fd.fd()?);

@@ -2,6 +2,7 @@
 //! locks the byte of a client, shared, while it is at placements of that client.
 
 use std::collections::HashMap;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use kvdepot_host::fork::LockFd;
@@ -69,6 +70,8 @@ impl Shift {
 
     /// Nobody can tell when it ends: it does with the process.
     pub(crate) fn keep(mut self) {
+        // The lock ends with the file: that stays open, whatever becomes of the mover.
+        let _open = ManuallyDrop::new(Arc::clone(&self.duty));
         self.kept = true;
     }
 }

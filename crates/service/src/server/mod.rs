@@ -444,7 +444,7 @@ impl Owner {
             lanes: self.lanes,
             limits: LIMITS,
         };
-        hello::send_welcome(socket, &terms, self.roster.descriptor()?, &media)
+        hello::send_welcome(socket, &terms, &self.roster.descriptor()?, &media)
     }
 
     /// One that a process cannot guess.

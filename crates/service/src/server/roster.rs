@@ -6,13 +6,12 @@
 //! message that outlived its sender, is refused; one that dies lets go by the kernel's hand
 //! ([`lock`](kvdepot_host::lock)).
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use kvdepot_arena::Error;
 use kvdepot_host::fds;
-use kvdepot_host::fork::LockFd;
+use kvdepot_host::fork::{LentFd, LockFd};
 use kvdepot_host::lock::Kind;
 
 /// The owner's end.
@@ -36,8 +35,8 @@ impl Roster {
     }
 
     /// For one mover: the locks of a description are those of whoever has it.
-    pub(crate) fn descriptor(&self) -> Result<OwnedFd, Error> {
-        Ok(fds::reopen(self.file.fd()?, true)?)
+    pub(crate) fn descriptor(&self) -> Result<LentFd, Error> {
+        LentFd::open(|| Ok(fds::reopen(self.file.fd()?, true)?))
     }
 
     /// Once true, no mover is at a placement of this seat, nor ever will be. False when some are
@@ -74,6 +73,15 @@ mod tests {
         assert!(one.begin(seat).is_none() && other.begin(neighbour).is_none());
         assert!(one.begin(roster.seat()).is_some());
         assert!(one.is_idle());
+    }
+
+    #[test]
+    fn what_is_kept_outlives_the_mover() {
+        let roster = Roster::new().unwrap();
+        let (mover, seat) = (duty(&roster), roster.seat());
+        mover.begin(seat).unwrap().keep();
+        drop(mover);
+        assert!(!roster.close(seat, Duration::ZERO).unwrap());
     }
 
     #[test]

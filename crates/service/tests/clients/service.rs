@@ -489,29 +489,77 @@ fn in_a_container(command: &mut Command) {
 }
 
 #[test]
-fn a_client_whose_process_the_owner_cannot_see_is_told_what_to_share() {
-    const TEST: &str = "service::a_client_whose_process_the_owner_cannot_see_is_told_what_to_share";
-    if child::role().is_some() {
-        let config = common::config_of(&child::value("spec"));
-        let _owner = kvdepot_service::open(&config).unwrap();
-        child::say("serving");
-        child::sleep_until_killed();
+fn a_client_whose_process_the_owner_cannot_see_is_served_and_its_end_is_noticed() {
+    const TEST: &str = "service::\
+        a_client_whose_process_the_owner_cannot_see_is_served_and_its_end_is_noticed";
+    match child::role().as_deref() {
+        Some("owner") => {
+            let config = common::config_of(&child::value("spec"));
+            let _owner = kvdepot_service::open(&config).unwrap();
+            child::say("serving");
+            child::sleep_until_killed();
+        }
+        Some(_) => {
+            let socket = child::value("socket");
+            let client = kvdepot_service::connect(socket.as_ref(), Some(1)).unwrap();
+            let ns = namespace(&client);
+            assert!(has(&ns, &[1], LEN) && put(&ns, &[2], LEN) == [true]);
+            assert!(ns.pin(&keys([1]), false).unwrap()[0].is_some());
+            child::say("pinned");
+            // Its connections end, and it stands still.
+            common::frames::break_connections(socket.as_ref());
+            // SAFETY: has no memory in its arguments.
+            unsafe { libc::raise(libc::SIGSTOP) };
+            eventually("the next connection", || has(&ns, &[1], LEN));
+            child::say("back");
+            child::sleep_until_killed();
+        }
+        None => {}
     }
     let place = Place::new("Cache", "1MiB", "");
     let values = [("spec", &*place.spec())];
-    // Its own namespace has no number for this process.
+    // Its own namespace has no number for any process of this test.
     let mut owner = match Child::try_start(TEST, "owner", &values, in_a_container) {
         Ok(owner) => owner,
         Err(error) => return realm::skip("a namespace of process numbers", &error),
     };
     owner.expect("serving");
-    for _ in 0..20 {
-        let refused = kvdepot_service::connect(&place.socket(), Some(1)).err();
-        let text = refused.unwrap().to_string();
-        for said in ["rejected", "shareProcessNamespace", "hostPID"] {
-            assert!(text.contains(said), "{text}");
+    let other = match kvdepot_service::connect(&place.socket(), Some(2)) {
+        Ok(other) => other,
+        // A kernel before 6.5, which says what to share.
+        Err(error) => {
+            let text = error.to_string();
+            for said in ["rejected", "6.5", "shareProcessNamespace", "hostPID"] {
+                assert!(text.contains(said), "{text}");
+            }
+            return;
         }
+    };
+    let ns = namespace(&other);
+    assert_eq!(put(&ns, &[1], LEN), [true]);
+    let socket = place.socket();
+    let values = [("socket", socket.to_str().unwrap())];
+    let mut client = Child::start(TEST, "client", &values);
+    client.expect("pinned");
+    let stat = format!("/proc/{}/stat", client.pid());
+    let stands = || std::fs::read_to_string(&stat).unwrap().contains(") T ");
+    eventually("that the client stands still", stands);
+    // Others use up the tier: what it pins is neither evicted nor used again.
+    for number in 100..200 {
+        assert_eq!(put(&ns, &[number], LEN), [true]);
     }
+    assert!(has(&ns, &[1], LEN) && !has(&ns, &[2], LEN));
+    assert_eq!(other.stats().tiers[0].pinned_blocks, 1);
+    // SAFETY: has no memory in its arguments.
+    unsafe { libc::kill(client.pid().try_into().unwrap(), libc::SIGCONT) };
+    client.expect("back");
+    assert_eq!(other.stats().tiers[0].pinned_blocks, 1);
+    client.kill();
+    eventually("the end of its pin", || {
+        other.stats().tiers[0].pinned_blocks == 0
+    });
+    // A process that only moves needs no number, either.
+    drop(Mover::attach(&socket, Some(1), true).unwrap());
 }
 
 #[test]

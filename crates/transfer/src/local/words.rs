@@ -73,13 +73,13 @@ pub(super) fn connect(engine: [u8; 16]) -> io::Result<Unshared<UnixStream>> {
 /// Whether the other end is a process of this user, who may reach this one's memory in any case.
 pub(super) fn is_ours(socket: impl AsFd) -> bool {
     let uid = rustix::process::geteuid().as_raw();
-    peer::credentials(socket).is_ok_and(|other| other.uid == uid)
+    peer::credentials(socket).is_ok_and(|other| other.pid != 0 && other.uid == uid)
 }
 
 /// The process at the other end.
 pub(super) fn process(socket: &UnixStream) -> Option<i32> {
     let other = peer::credentials(socket).ok()?;
-    i32::try_from(other.pid).ok()
+    i32::try_from(other.pid).ok().filter(|pid| *pid != 0)
 }
 
 /// Sends a head and its bytes, with descriptors.
