@@ -120,12 +120,13 @@ pub const OPTIONS: &[OptionSpec] = &[
         "admission",
         Kind::Choice(&["all", "learned"]),
         "all",
-        "Which new blocks may evict stored blocks. `all`: every block. `learned`: only blocks that \
-         are likely to be read again. `learned` declines a block that was once evicted without a \
-         lookup, or whose position in the prompt is rarely looked up. A put returns false \
-         (`declined`) for this block and for the later blocks of the call. With `learned`, a block \
-         is promoted from a lower tier at its second recent read. Depots with an asynchronous tier \
-         always use `all`. The vLLM connector uses `learned` by default.",
+        "Which new blocks may evict stored blocks, once the tier is full. `all`: every block. \
+         `learned`: only blocks that are likely to be read again. `learned` declines a block that \
+         was once evicted without a lookup, or whose position in the prompt is rarely looked up. A \
+         put returns false (`declined`) for this block and for the later blocks of the call. With \
+         `learned`, a promotion that would evict other blocks waits for the second recent read. \
+         Depots with an asynchronous tier always use `all`. The vLLM connector uses `learned` by \
+         default.",
     ),
     OptionSpec::new(
         "",
