@@ -363,7 +363,7 @@ fn another_depot_of_this_process_is_named_at_once() {
     let text = error.to_string();
     assert!(matches!(error, Error::Locked { pid, .. } if pid == std::process::id()));
     assert!(
-        text.contains("another depot of this process") && text.contains("namespaces"),
+        text.contains("another depot of this process") && text.contains("close that depot"),
         "{text}"
     );
     drop(ns);

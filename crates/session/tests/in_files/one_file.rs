@@ -209,7 +209,7 @@ fn what_cannot_be_is_refused_with_its_name_and_leaves_nothing() {
     let mut writer = new();
     assert!(said(writer.put(Member::Piece, &[])).contains("0 bytes"));
     let mut writer = new();
-    assert!(said(writer.write(&[1])).contains("begun"));
+    assert!(said(writer.write(&[1])).contains("started"));
     let mut writer = new();
     writer.begin(Member::Piece).unwrap();
     assert!(said(writer.begin(Member::Piece)).contains("one piece or object at a time"));
