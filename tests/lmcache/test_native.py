@@ -199,7 +199,7 @@ def test_what_nobody_has_named_is_in_the_log(
 ):
     client = Client(tmp_path, "Dax", **({} if weights is None else {"weights": weights}))
     client.native.close()
-    assert ("keys do not include the weights, RoPE" in caplog.text) == (weights is None)
+    assert ("differ only in the weights, RoPE" in caplog.text) == (weights is None)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
