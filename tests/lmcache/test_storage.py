@@ -352,14 +352,18 @@ def test_what_is_removed_is_a_miss_and_its_space_is_used_again(
     engine: Engine, backend: Any, chunks: Chunks
 ):
     keys = chunks.keys(8)
+    last = pipelines.last(engine.pipeline)
     chunks.put(backend, keys)
-    used = backend._depot.stats()["tiers"][pipelines.last(engine.pipeline)]["used_bytes"]
+    tier = backend._depot.stats()["tiers"][last]
+    # A directory counts what its processes have set aside, a part of 1/512 of its capacity.
+    aside = tier["capacity_bytes"] // 512 if last == "Posix" else 0
     assert backend.remove(keys[0])
     assert not backend.remove(keys[0])
     assert backend.batched_remove(keys) == 7
     assert backend.batched_get_blocking(keys) == [None] * 8
     chunks.put(backend, keys)
-    assert backend._depot.stats()["tiers"][pipelines.last(engine.pipeline)]["used_bytes"] == used
+    used = backend._depot.stats()["tiers"][last]["used_bytes"]
+    assert abs(used - tier["used_bytes"]) <= aside
 
 
 @pytest.mark.pipelines(*pipelines.ARENAS)  # a pin is an open file there, whose name may go
