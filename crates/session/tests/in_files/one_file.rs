@@ -215,7 +215,13 @@ fn what_cannot_be_is_refused_with_its_name_and_leaves_nothing() {
     assert!(said(writer.begin(Member::Piece)).contains("one piece or object at a time"));
     let mut writer = new();
     writer.begin(Member::Piece).unwrap();
-    assert!(writer.finish().unwrap_err().to_string().contains("finished"));
+    assert!(
+        writer
+            .finish()
+            .unwrap_err()
+            .to_string()
+            .contains("finished")
+    );
     // One piece, and the tokens of two.
     let mut writer = new();
     writer.put(Member::Piece, &[byte()]).unwrap();
