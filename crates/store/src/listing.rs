@@ -315,7 +315,7 @@ fn note(found: &mut HashMap<NamespaceId, NamespaceUsage>, usage: NamespaceUsage)
     known.bytes += usage.bytes;
 }
 
-/// Which blocks are in one of these tiers.
+/// Returns, for each key, true if one of these tiers has the block.
 fn found_in<'a>(
     tiers: impl Iterator<Item = &'a Stage>,
     id: NamespaceId,

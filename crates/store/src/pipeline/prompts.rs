@@ -76,41 +76,32 @@ impl Prompts {
         known.now.insert(block, position);
     }
 
-    /// Whether one of these blocks found no space before.
-    fn has_full(&self, namespace: NamespaceId, keys: &[Key]) -> bool {
-        keys.chunks(TURN).any(|some| {
+    /// Returns the index of the first of these blocks that found no space before.
+    fn first_full(&self, namespace: NamespaceId, keys: &[Key]) -> Option<usize> {
+        if !self.0.read().has_full {
+            return None;
+        }
+        let mut chunks = keys.chunks(TURN).enumerate();
+        chunks.find_map(|(turn, some)| {
             let known = self.0.read();
-            let mut blocks = some.iter().map(|key| Identity {
-                namespace,
-                key: *key,
-            });
-            known.has_full && blocks.any(|block| known.is_full(&block))
+            let is_full = |key: &Key| {
+                let key = *key;
+                known.is_full(&Identity { namespace, key })
+            };
+            let at = some.iter().position(is_full)?;
+            Some(turn * TURN + at)
         })
     }
 
-    /// The index of the first of these blocks that found no space before. They are offered again.
-    fn take_full(&self, namespace: NamespaceId, keys: &[Key]) -> Option<usize> {
-        let block = |key: &Key| {
-            let key = *key;
-            Identity { namespace, key }
-        };
-        let mut first = None;
-        for (turn, some) in keys.chunks(TURN).enumerate() {
-            let known = self.0.read();
-            if !known.has_full {
-                return first;
-            }
-            let is_full = |at: &usize| known.is_full(&block(&some[*at]));
-            let full: Vec<usize> = (0..some.len()).filter(is_full).collect();
-            drop(known);
-            if let Some(at) = full.first() {
-                first = first.or(Some(turn * TURN + at));
-                let mut known = self.0.write();
-                full.iter()
-                    .for_each(|at| known.set_offered(&block(&some[*at])));
+    /// Notes that these blocks are offered again.
+    fn set_offered(&self, namespace: NamespaceId, keys: &[Key]) {
+        for some in keys.chunks(TURN) {
+            let mut known = self.0.write();
+            for key in some {
+                let key = *key;
+                known.set_offered(&Identity { namespace, key });
             }
         }
-        first
     }
 }
 
@@ -123,8 +114,11 @@ impl Core {
         keys: &[Key],
     ) -> Stamps {
         let stored = self.stored_run(namespace, keys);
-        let full = self.prompts.take_full(namespace, &keys[stored..]);
+        let full = self.prompts.first_full(namespace, &keys[stored..]);
         let full = full.map(|at| stored + at);
+        if let Some(first) = full {
+            self.prompts.set_offered(namespace, &keys[first..]);
+        }
         let before = after.and_then(|key| self.stamp_of(Identity { namespace, key }));
         // Explicit saves have no eviction limit.
         let is_saved = self.saved.has(namespace);
@@ -238,14 +232,16 @@ impl Core {
         let Some(tier) = self.edges.len().checked_sub(1) else {
             return;
         };
+        let Some(first) = self.prompts.first_full(namespace, keys) else {
+            return;
+        };
         // A caller that does not wait for locks asks again, and offers them then.
-        if !self.prompts.has_full(namespace, keys) || held::passes() {
+        if held::passes() {
             return;
         }
-        if let Some(first) = self.prompts.take_full(namespace, keys) {
-            let stamps = self.uses.call(0).again();
-            self.send_again(tier, namespace, &keys[first..], stamps);
-        }
+        let keys = &keys[first..];
+        self.prompts.set_offered(namespace, keys);
+        self.send_again(tier, namespace, keys, self.uses.call(0).again());
     }
 
     /// Notes a call whose blocks were not all stored: the next call of the prompt continues it. A

@@ -9,7 +9,7 @@ use crate::tiers::files;
 use crate::tiers::late::{self, Mood, slow_files, slow_kind};
 use kvdepot_store::sim::{Schedule, Turn};
 use kvdepot_store::{
-    BlockBuffers, Buffer, Checksum, Config, Depot, Error, Kinds, Namespace, Outcome,
+    BlockBuffers, Buffer, Checksum, Config, Depot, Error, Key, Kinds, Namespace, Outcome,
 };
 use serde_json::{Value, json};
 
@@ -537,4 +537,32 @@ fn what_is_being_written_near_is_not_reserved_further_away_too() {
     assert!(depot.drain(PATIENCE) && has(&ns, &[1], LEN));
     common::assert_at_rest(&depot);
     depot.close();
+}
+
+#[test]
+fn a_block_that_is_put_while_a_slower_tier_is_asked_is_not_gone() {
+    let mood = Arc::new(Mood::default());
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open(&slow_files(&mood), "Cache|Slow", &dir);
+    let ns = namespace(&depot);
+    assert_eq!(depot.gone(10).unwrap().blocks, []);
+    assert_eq!(put(&ns, &[1, 2], LEN), [true; 2]);
+    assert!(depot.drain(PATIENCE));
+    assert_eq!(ns.remove(&keys([1, 2])).unwrap(), 2);
+    mood.silent.store(true, Ordering::Relaxed);
+    let before = mood.asked.load(Ordering::Relaxed);
+    let gone = std::thread::scope(|scope| {
+        let asks = scope.spawn(|| depot.gone(10));
+        eventually("the question", || {
+            mood.asked.load(Ordering::Relaxed) > before
+        });
+        // Both are asked about at once, and one of them comes back meanwhile.
+        let task = start_put(&ns, &[1], LEN);
+        eventually("the copy", || depot.stats().tiers[0].blocks == 1);
+        mood.silent.store(false, Ordering::Relaxed);
+        assert_eq!(task.wait(Some(PATIENCE)).unwrap(), [true]);
+        asks.join().unwrap().unwrap()
+    });
+    let gone: Vec<Key> = gone.blocks.iter().map(|(block, _)| block.key).collect();
+    assert_eq!(gone, [key(2)]);
 }
