@@ -241,6 +241,21 @@ def test_the_document_has_the_answers() -> None:
 
 
 @pytest.mark.unit
+def test_the_document_is_cut_to_what_the_model_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count(_: Server, messages: list[dict[str, str]]) -> int:
+        return len(messages[0]["content"]) // 3
+
+    monkeypatch.setattr(story.measure, "count_tokens", count)
+    told = story.Story(tmp_path, sys.executable, Show(), story.DOCUMENT_CHARACTERS)
+    whole = told.document
+    tokens = told._fit(Server.__new__(Server))
+    assert story.DOCUMENT_TOKENS - 100 < tokens <= story.DOCUMENT_TOKENS
+    assert whole.endswith(told.document)
+
+
+@pytest.mark.unit
 def test_a_chart_of_the_same_rows_is_the_same_file(tmp_path: Path) -> None:
     rows = [("computed", 9.5), ("kvdepot", 0.2)]
     computed, loaded = chart.text(rows, "s").splitlines()
