@@ -79,6 +79,8 @@ pub(crate) fn run<H: Host>(listener: &Unshared<impl AsFd>, host: &Arc<H>) {
     let _waits = rustix::io::ioctl_fionbio(listener, true);
     // The oldest is the first.
     let mut waiting: Vec<Arrival> = Vec::new();
+    // The error of the last try to accept.
+    let mut failing = None;
     while !host.is_closing() {
         let Ok(ready) = wait(listener, &waiting) else {
             std::thread::sleep(ACCEPT_PAUSE);
@@ -113,9 +115,19 @@ pub(crate) fn run<H: Host>(listener: &Unshared<impl AsFd>, host: &Arc<H>) {
             continue;
         }
         match Arrival::accept(listener, host.as_ref()) {
-            Ok(Some(arrival)) => waiting.push(arrival),
-            Ok(None) | Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
-            Err(_) => std::thread::sleep(ACCEPT_PAUSE),
+            Ok(arrival) => {
+                failing = None;
+                waiting.extend(arrival);
+            }
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+            Err(error) => {
+                // Whoever connects still stands in line: once is enough.
+                if failing.replace(error) != Some(error) {
+                    tracing::warn!(%error,
+                        "cannot accept connections; other processes wait until a retry succeeds");
+                }
+                std::thread::sleep(ACCEPT_PAUSE);
+            }
         }
         if waiting.len() > most() {
             let dropped = waiting.remove(to_drop(&waiting));

@@ -11,6 +11,7 @@ mod contract;
 mod departures;
 mod description;
 mod door;
+mod eviction_limit;
 mod file;
 mod filter;
 mod kinds;

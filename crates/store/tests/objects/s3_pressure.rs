@@ -4,9 +4,9 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::bucket::{LEN, Server, Trouble};
-use crate::common::{eventually, get, has, namespace, pin_all, put};
+use crate::common::{PATIENCE, block, eventually, get, has, key, keys, namespace, pin_all, put};
 use hyper::Method;
-use kvdepot_store::{Config, Depot, Outcome};
+use kvdepot_store::{BlockBuffers, Config, Depot, Outcome};
 use kvdepot_testkit::child::{self, Child};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use serde_json::json;
@@ -84,6 +84,44 @@ fn where_nobody_has_counted_nobody_is_waited_for() {
     let lease = fs::read_to_string(lease(&server)).unwrap();
     assert_eq!(lease, "\"somebody\"");
     depot.close();
+}
+
+#[test]
+fn a_prompt_larger_than_its_bucket_leaves_the_others_and_keeps_its_own_head() {
+    const USUAL: u64 = 8;
+    let usual = |prompt: u64| 1000 * prompt..1000 * prompt + USUAL;
+    for call in [96, 7] {
+        let server = Server::start();
+        // 64 blocks with their headers.
+        let capacity = format!("{}KiB", 64 * (LEN + 4096) / 1024);
+        let depot = server.open_with("S3", &json!({"capacity": capacity}));
+        let ns = namespace(&depot);
+        let hits = |prompt| ns.prefix(&keys(prompt)).unwrap() as u64;
+        for prompt in 1..7 {
+            let blocks: Vec<u64> = usual(prompt).collect();
+            eventually("a prompt", || put(&ns, &blocks, LEN) == [true; 8]);
+        }
+        let large: Vec<u64> = (100_000..100_096).collect();
+        let offer = || {
+            for some in large[hits(100_000..100_096) as usize..].chunks(call) {
+                let after = (some[0] > large[0]).then(|| key(some[0] - 1));
+                let blocks = some.iter().map(|number| block(*number, LEN));
+                let blocks = BlockBuffers::whole(blocks);
+                let task = ns.put_after(after, keys(some.iter().copied()), blocks);
+                task.unwrap().wait(Some(PATIENCE)).unwrap();
+            }
+        };
+        offer();
+        let left: Vec<u64> = (1..7).map(|prompt| hits(usual(prompt))).collect();
+        assert_eq!(left, [USUAL; 6], "calls of {call}");
+        let first = hits(100_000..100_096);
+        assert!(first >= 8, "calls of {call}: {first}");
+        // Whoever is there again takes what nobody has used since.
+        offer();
+        let again = hits(100_000..100_096);
+        assert!(again > first, "calls of {call}: {first}, {again}");
+        depot.close();
+    }
 }
 
 #[test]

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 
 use kvdepot_arena::format::file_header::{LEN, SUMS_MAX};
 use kvdepot_arena::{
-    Cause, Durability, Error, Full, Identity, NamespaceId, PromptSizes, Refused, Reserved, Token,
-    Use, Wanted, clock,
+    Cause, Durability, Error, Full, Identity, NamespaceId, Refused, Reserved, Token, Wanted, clock,
 };
 use kvdepot_host::EachMinute;
 use kvdepot_media::{Checksum, PART_LEN_MAX};
@@ -24,6 +23,7 @@ use super::open::Open;
 use super::pinned::Pinned;
 use super::usage::Usage;
 use crate::tier::contract::{NamespacePage, NamespaceUsage};
+use crate::tier::eviction_limit::EvictionLimit;
 use crate::tier::filter::Filter;
 use crate::tier::late::Progress;
 use crate::tier::slots::Permits;
@@ -33,9 +33,6 @@ const PAGE_LOOKS: usize = 1024;
 
 /// Most collections that it waits for: each looks at all files.
 const COLLECTIONS: usize = 16;
-
-/// The part of the capacity that a prompt evicts each time that its rest is offered again.
-const AGAIN_PART: u64 = 8;
 
 /// What its threads use.
 pub(super) struct Common {
@@ -50,10 +47,7 @@ pub(super) struct Common {
     pub(super) open: Arc<Open>,
     /// Longest wait of a put for space that a collection frees.
     pub(super) for_space: Duration,
-    /// Whether this is the last tier of its pipeline: no other tier has the blocks it evicts.
-    pub(super) is_last: bool,
-    /// Sizes of the prompts that this process offers.
-    pub(super) prompts: PromptSizes,
+    pub(super) limit: EvictionLimit,
     pub(super) stored: [AtomicU64; 2],
     /// Which blocks that are not stored are logged.
     pub(super) refusals: EachMinute,
@@ -139,7 +133,7 @@ impl Common {
         let epoch = self.usage.epoch();
         let until = clock::now() + self.for_space;
         // The tiers after this one have what it evicts, if it is not the last one.
-        let limit = match self.is_last {
+        let limit = match self.limit.is_last() {
             true => self.open.limit_of(wanted.stamp),
             false => i64::MAX,
         };
@@ -214,28 +208,11 @@ impl Common {
 
     /// Notes the sizes of the prompts that these blocks are of.
     pub(super) fn note_sizes(&self, blocks: &[Wanted]) {
-        let blocks_in = |part, wanted: &Wanted| self.blocks_in(part, wanted);
-        if self.is_last {
-            self.prompts.note(blocks, blocks_in);
-        }
+        self.limit.note(self.usage.capacity(), blocks);
     }
 
-    /// The number of blocks like this one in one of so many parts of the capacity.
-    fn blocks_in(&self, part: u64, wanted: &Wanted) -> u64 {
-        let room = room_of(LEN as u64 + wanted.len);
-        (self.usage.capacity() / part).div_ceil(room)
-    }
-
-    /// Returns true if files may be evicted for a block. The new blocks of a prompt evict files
-    /// until they take as much as prompts usually do. When the rest is offered again, it evicts an
-    /// eighth of the capacity. Explicit saves have no limit.
     fn may_evict_for(&self, wanted: &Wanted) -> bool {
-        let use_ = Use::of(wanted.stamp);
-        let part = match use_.is_first {
-            true => self.prompts.usual_part(),
-            false => AGAIN_PART,
-        };
-        !self.is_last || use_.is_saved || use_.depth < self.blocks_in(part, wanted)
+        self.limit.allows(self.usage.capacity(), wanted)
     }
 
     /// A block takes no more than a part of the capacity, so that what goes for one is bounded.

@@ -32,9 +32,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use kvdepot_arena::format::file_header::LEN;
 use kvdepot_arena::{
-    Departed, Error, Identity, Key, NamespaceId, Place, PromptSizes, Refused, Reserved, TierStats,
-    Wanted, clock, size,
+    Departed, Error, Identity, Key, NamespaceId, Place, Refused, Reserved, TierStats, Wanted,
+    clock, size,
 };
 use kvdepot_host::EachMinute;
 use kvdepot_media::{Checksum, is_simulated};
@@ -42,6 +43,7 @@ use parking_lot::Mutex;
 
 use super::contract::{Ends, NamespacePage, Page, Terms, Tier};
 use super::description::encode;
+use super::eviction_limit::EvictionLimit;
 use super::file::BlockFile;
 use super::filter::{Filter, unknown};
 use super::identities;
@@ -52,6 +54,7 @@ use collect::Collector;
 use desk::{Desk, each};
 use folder::Folder;
 use losses::{Losses, Why};
+use name::room_of;
 use open::Open;
 use options::Options;
 use pinned::Pinned;
@@ -146,8 +149,7 @@ impl Posix {
                 losses,
                 open,
                 for_space,
-                is_last,
-                prompts: PromptSizes::default(),
+                limit: EvictionLimit::new(is_last, |len| room_of(LEN as u64 + len)),
                 stored: Default::default(),
                 refusals: EachMinute::default(),
                 full: AtomicU64::new(0),

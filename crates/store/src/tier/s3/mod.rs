@@ -44,6 +44,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use super::contract::{Ends, NamespacePage, Page, Terms, Tier};
 use super::departures::Departures;
 use super::description::encode;
+use super::eviction_limit::EvictionLimit;
 use super::filter::{Filter, unknown};
 use super::identities;
 use super::kinds::TierKind;
@@ -107,6 +108,7 @@ struct Common {
     /// The bucket and the prefix, for people.
     place: String,
     block_max: u64,
+    limit: EvictionLimit,
     stored: [AtomicU64; 2],
     full: AtomicU64,
     descriptions: Descriptions,
@@ -145,6 +147,7 @@ impl S3 {
             departures,
             place: format!("s3://{}/{}", options.bucket, options.prefix),
             block_max: options.block_max().min(PART_LEN_MAX),
+            limit: EvictionLimit::new(terms.is_last, |len| LEN as u64 + len),
             stored: Default::default(),
             full: AtomicU64::new(0),
             descriptions: Descriptions::default(),

@@ -15,7 +15,7 @@ use super::bucket::Way;
 use super::held::{Pinned, Written};
 use super::object::{Found, Seen};
 use super::send::Sent;
-use super::usage::Promise;
+use super::usage::{BEGIN, END, Promise};
 use super::{Common, NAME};
 
 /// What one call waits for with this block.
@@ -24,6 +24,16 @@ struct Patience {
     until: Instant,
     for_memory: bool,
     for_room: bool,
+}
+
+/// What a block needs in the bucket.
+#[derive(Clone, Copy)]
+struct Need {
+    bytes: u64,
+    /// Bytes of those behind it in its call, which are announced with it.
+    beyond: u64,
+    /// Whether others may be evicted for it.
+    may_evict: bool,
 }
 
 impl Common {
@@ -61,11 +71,10 @@ impl Common {
         let now = Instant::now();
         let until = now + deadline.saturating_duration_since(now) / 2;
         let mut made: Vec<Result<Reserved, Refused>> = Vec::with_capacity(blocks.len());
-        let object = |wanted: &Wanted| LEN as u64 + wanted.len;
-        let mut beyond: u64 = blocks.iter().map(object).sum();
+        let needs = self.needs(&blocks);
         let mut lacks_room = false;
-        for ((wanted, name), seen) in blocks.iter().zip(names.iter().copied()).zip(seen) {
-            beyond -= object(wanted);
+        let blocks = blocks.iter().zip(needs);
+        for ((block, name), seen) in blocks.zip(names.iter().copied()).zip(seen) {
             let patience = Patience {
                 until,
                 for_memory: !made.iter().any(Result::is_ok),
@@ -75,7 +84,7 @@ impl Common {
                 Ok(Seen::Block(_)) => Err(Refused::Present(self.held.nowhere())),
                 Ok(Seen::Strange { newer: true, .. }) | Err(_) => Err(Refused::Declined),
                 Ok(Seen::Nothing | Seen::Strange { .. }) => {
-                    let make = self.make((wanted, beyond), name, patience);
+                    let make = self.make(block, name, patience);
                     let made = timeout_at(deadline, make).await;
                     made.unwrap_or(Err(Refused::Declined))
                 }
@@ -99,9 +108,33 @@ impl Common {
         made
     }
 
+    /// What each of these blocks, which are in prefix order, needs.
+    fn needs(&self, blocks: &[Wanted]) -> Vec<Need> {
+        let capacity = self.fleet.as_ref().map(|(usage, _)| usage.capacity());
+        if let Some(capacity) = capacity {
+            self.limit.note(capacity, blocks);
+        }
+        let mut beyond = 0;
+        let needs = blocks.iter().rev().map(|wanted| {
+            let bytes = LEN as u64 + wanted.len;
+            let may_evict = capacity.is_none_or(|all| self.limit.allows(all, wanted));
+            let need = Need {
+                bytes,
+                beyond,
+                may_evict,
+            };
+            // The others may find no space.
+            beyond += if may_evict { bytes } else { 0 };
+            need
+        });
+        let mut needs: Vec<Need> = needs.collect();
+        needs.reverse();
+        needs
+    }
+
     async fn make(
         &self,
-        (wanted, beyond): (&Wanted, u64),
+        (wanted, need): (&Wanted, Need),
         name: Identity,
         patience: Patience,
     ) -> Result<Reserved, Refused> {
@@ -113,9 +146,10 @@ impl Common {
         let Some(making) = self.held.begin(name) else {
             return Err(Refused::Reserved(self.held.nowhere()));
         };
-        let bytes = LEN as u64 + wanted.len;
+        let bytes = need.bytes;
         if wanted.len > self.block_max {
-            return Err(self.full(wanted.len, (0, self.block_max)));
+            let most = self.block_max;
+            return Err(self.full(wanted.len, Cause::Large { most }));
         }
         let until = patience.for_memory.then_some(patience.until);
         let Some(memory) = self.staging.take(bytes as usize, until).await else {
@@ -123,8 +157,8 @@ impl Common {
                 // It stays where it is until others are sent.
                 return Err(Refused::Reserved(self.held.nowhere()));
             }
-            let staging = &self.staging;
-            return Err(self.full(wanted.len, (staging.free(), staging.capacity())));
+            let (free, capacity) = (self.staging.free(), self.staging.capacity());
+            return Err(self.full(wanted.len, Cause::Space { free, capacity }));
         };
         if wanted.parts > 1 {
             // Between parts are bytes that nobody writes.
@@ -136,17 +170,17 @@ impl Common {
                     .map_err(|_| Refused::Declined)?;
             }
         }
-        let promise = self.promise((bytes, beyond), patience).await?;
+        let promise = self.promise(need, patience).await?;
         let about = (wanted.len, wanted.parts, wanted.copy);
         making
             .reserve((memory, promise), about)
             .ok_or(Refused::Declined)
     }
 
-    /// Room in the bucket, which a collection may make.
+    /// Room in the bucket. A collection makes some, if others may be evicted for this.
     async fn promise(
         &self,
-        (bytes, beyond): (u64, u64),
+        need: Need,
         Patience {
             until, for_room, ..
         }: Patience,
@@ -154,14 +188,23 @@ impl Common {
         let Some((usage, collector)) = &self.fleet else {
             return Ok(Promise::nothing());
         };
-        loop {
+        let Need {
+            bytes,
+            beyond,
+            may_evict,
+        } = need;
+        // Room that a collection would soon have to make is no spare room.
+        let is_spent = || !may_evict && usage.seen() > usage.part(END);
+        let mut was_counted = false;
+        while !is_spent() {
             let taken = match for_room {
                 true => usage.take(bytes, beyond).await,
                 false => Ok(usage.take_granted(bytes)),
             };
             match taken {
+                Ok(Some(_)) if is_spent() => break,
                 Ok(Some(promise)) => {
-                    if usage.seen() >= usage.part(super::usage::BEGIN) {
+                    if usage.seen() >= usage.part(BEGIN) {
                         collector.wake();
                     }
                     return Ok(promise);
@@ -170,21 +213,31 @@ impl Common {
                 Err(_) => return Err(Refused::Declined),
             }
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || !for_room {
-                let capacity = usage.capacity();
-                let free = capacity.saturating_sub(usage.seen());
-                return Err(self.full(bytes - LEN as u64, (free, capacity)));
+            if left.is_zero() || !for_room || (!may_evict && was_counted) {
+                break;
             }
-            collector.make_room(bytes, left).await;
+            // It counts where nobody has.
+            let needed = if may_evict { bytes } else { 0 };
+            collector.make_room(needed, left).await;
+            was_counted = true;
         }
+        let (capacity, seen) = (usage.capacity(), usage.seen());
+        let free = capacity.saturating_sub(seen);
+        Err(self.full(
+            bytes - LEN as u64,
+            match may_evict {
+                true => Cause::Space { free, capacity },
+                false => Cause::Limit,
+            },
+        ))
     }
 
-    fn full(&self, requested: u64, (free, capacity): (u64, u64)) -> Refused {
+    fn full(&self, requested: u64, cause: Cause) -> Refused {
         self.full.fetch_add(1, Ordering::Relaxed);
         Refused::Full(Full {
             tier: NAME,
             requested,
-            cause: Cause::Space { free, capacity },
+            cause,
         })
     }
 
