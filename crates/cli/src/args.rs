@@ -155,6 +155,10 @@ pub(crate) struct DoctorArgs {
     /// Path to test for direct I/O, for example a future nvme.path or posix.path. The path need not
     /// exist.
     pub(crate) path: Option<PathBuf>,
+    /// Measure the copy kernels of this machine again, print their speeds, and store the result in
+    /// the cache directory. It takes some 100 ms; other programs should be idle.
+    #[arg(long)]
+    pub(crate) calibrate: bool,
 }
 
 /// Options of `ls`.

@@ -19,8 +19,8 @@ pub use cargo::{PART_LEN_MAX, PARTS_MAX};
 pub use config::CopierConfig;
 pub use outcome::{Done, Outcome};
 
+use crate::copy_kernel::{self, CopyKernel};
 use crate::error::{Error, Result};
-use crate::memory::kernel::Isa;
 use crate::memory::mover::Mover;
 use kvdepot_host::cpu;
 use kvdepot_host::fork::Origin;
@@ -54,14 +54,13 @@ impl Copier {
     /// started.
     pub fn new(config: CopierConfig) -> Result<Self> {
         config.check()?;
+        if config.kernel.is_none() {
+            copy_kernel::choose_once();
+        }
         let mover = Mover {
-            isa: Isa::best(),
+            kernel: config.kernel,
             stream_min: config.stream_min,
         };
-        Self::with_mover(config, mover)
-    }
-
-    fn with_mover(config: CopierConfig, mover: Mover) -> Result<Self> {
         let origin = Origin::here();
         let origin =
             origin.map_err(|e| Error::io("start", "copy threads", std::io::Error::other(e)))?;
@@ -147,10 +146,10 @@ impl Copier {
         &self.shared.config
     }
 
-    /// Returns the name of the instruction set that the copy threads use, for people.
+    /// Returns the kernel that moves leaves of `len` bytes.
     #[must_use]
-    pub fn kernels(&self) -> &'static str {
-        self.shared.queues.mover().isa.name()
+    pub fn kernel(&self, len: u64) -> CopyKernel {
+        self.shared.queues.mover().kernel(len)
     }
 
     /// Stops waiting for I/O backends.
@@ -260,21 +259,15 @@ mod tests {
     use crate::memory::{Mapping, fault};
     use std::sync::mpsc;
 
-    fn copier(isa: Isa) -> Copier {
+    fn copier(kernel: Option<CopyKernel>) -> Copier {
         let config = CopierConfig {
             lanes: 2,
             // These tests are about lanes.
             inline_max: 0,
+            kernel,
             ..CopierConfig::default()
         };
-        Copier::with_mover(
-            config,
-            Mover {
-                isa,
-                stream_min: 4096,
-            },
-        )
-        .unwrap()
+        Copier::new(config).unwrap()
     }
 
     type Moved = std::result::Result<Outcome, Failure>;
@@ -312,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn every_instruction_set_moves_the_same_bytes() {
+    fn every_kernel_moves_the_same_bytes() {
         let lens: &[usize] = match cfg!(miri) {
             true => &[1, 240, 241, 4096, 5000],
             false => &[
@@ -328,23 +321,23 @@ mod tests {
                 3 << 20,
             ],
         };
-        for isa in Isa::all() {
-            let copier = copier(isa);
-            assert_eq!(copier.kernels(), isa.name());
+        for kernel in CopyKernel::all() {
+            let copier = copier(Some(kernel));
+            assert_eq!(copier.kernel(1), kernel);
             let (outcomes, same) = run(&copier, lens);
-            assert!(same, "{isa:?}");
+            assert!(same, "{kernel:?}");
             assert!(
                 outcomes
                     .iter()
                     .all(|part| part.unwrap().matches == Some(true)),
-                "{isa:?}"
+                "{kernel:?}"
             );
         }
     }
 
     #[test]
     fn a_panicking_lane_fails_its_parts_and_goes_on() {
-        let copier = copier(Isa::best());
+        let copier = copier(None);
         // The panic strikes the unit of this length, the second leaf of the first part, whichever
         // lane has it. (Under Miri there is no time for whole leaves.)
         let (leaf, odd) = if cfg!(miri) {
@@ -373,7 +366,7 @@ mod tests {
 
     #[test]
     fn memory_of_a_batch_is_used_again() {
-        let copier = copier(Isa::best());
+        let copier = copier(None);
         for _ in 0..3 {
             run(&copier, &[400; 100]);
         }

@@ -212,7 +212,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::kernel::Isa;
 
     struct Nothing(u32);
 
@@ -227,7 +226,7 @@ mod tests {
     #[test]
     fn what_goes_on_is_taken_before_what_is_new_and_calls_take_turns() {
         let mover = Mover {
-            isa: Isa::best(),
+            kernel: None,
             stream_min: 4096,
         };
         let queues = Queues::new(2, mover);

@@ -16,6 +16,7 @@ pub mod checksum;
 #[doc(hidden)]
 pub mod conformance;
 mod copier;
+pub mod copy_kernel;
 pub mod cuda;
 mod end;
 mod error;

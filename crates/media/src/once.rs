@@ -41,6 +41,21 @@ pub(crate) fn vector(vector: std::arch::x86_64::__m256i) -> std::arch::x86_64::_
     vector
 }
 
+/// 64 bytes as they were read.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(crate) fn wide_vector(vector: std::arch::x86_64::__m512i) -> std::arch::x86_64::__m512i {
+    let mut vector = vector;
+    // SAFETY: no instruction; the register keeps what it has.
+    unsafe {
+        std::arch::asm!(
+            "/* {0} */", inout(zmm_reg) vector, options(nomem, nostack, preserves_flags)
+        );
+    }
+    vector
+}
+
 /// Copies bytes to memory that nobody else knows.
 ///
 /// # Safety

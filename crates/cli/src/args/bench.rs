@@ -21,12 +21,16 @@ pub(crate) enum Bench {
     ///
     /// `get` copies random blocks of a tier into memory that is in no CPU cache. `put` copies
     /// random blocks of memory into a tier whose pages are resident. The memory has huge pages if
-    /// the system provides huge pages. The limit is the best plain copy (memcpy or streaming
-    /// stores) of the same blocks with the same number of threads, in huge or ordinary pages.
+    /// the system provides huge pages. The limit is the best plain copy (memcpy, rep movsb or
+    /// streaming stores) of the same blocks with the same number of threads, in huge or ordinary
+    /// pages.
     ///
     /// Metrics:
-    ///   throughput  bytes per second
-    ///   overhead    time per block of 4096 bytes, in addition to the time of the plain copy
+    ///   throughput                bytes per second
+    ///   throughput_with_checksum  the same; the limit is the best simple loop that copies a block
+    ///                             and computes its checksum (feature peers, not in the wheel)
+    ///   overhead                  time per block of 4096 bytes, in addition to the time of the
+    ///                             plain copy
     #[command(verbatim_doc_comment)]
     Memory(Memory),
     /// Measure restores from the Dax tier against the best plain copy of the same blocks.
@@ -287,8 +291,8 @@ pub(crate) struct Memory {
     /// Tier to measure; repeatable. The tier Dax uses a file in --dir [default: both].
     #[arg(long = "tier", value_name = "TIER", value_parser = ["Dax", "Cache"])]
     pub(crate) tiers: Vec<String>,
-    /// Block size, a multiple of 4096 bytes; repeatable [default: 4KiB, 64KiB, 256KiB, 1MiB and
-    /// 4MiB].
+    /// Block size, a multiple of 4096 bytes; repeatable [default: 4KiB, 64KiB, 256KiB, 1MiB, 2MiB,
+    /// 3MiB, 4MiB, 8MiB and 40MiB, at most --batch].
     #[arg(long = "block", value_name = "SIZE", value_parser = bytes)]
     pub(crate) blocks: Vec<u64>,
     /// Number of copy threads, 1 to 256, of kvdepot and of the plain copy that it is compared with;

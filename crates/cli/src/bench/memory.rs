@@ -8,6 +8,7 @@
 //! caches was moved.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Instant;
 
 use kvdepot_media::{Buffer, Pages, Plain};
@@ -16,7 +17,7 @@ use kvdepot_store::Key;
 use serde_json::json;
 
 use super::media::{Region, Store, check_room, in_memory, target};
-use super::plain::Crew;
+use super::plain::{Crew, Way};
 use super::random::Random;
 use super::report::{Report, Row};
 use super::rounds::Rounds;
@@ -24,7 +25,18 @@ use crate::args::Memory;
 use crate::error::Error;
 use crate::leftovers::Scratch;
 
-const BLOCKS: [u64; 5] = [4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
+/// The larger ones are left out where a batch is smaller.
+const BLOCKS: [u64; 9] = [
+    4 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    2 << 20,
+    3 << 20,
+    4 << 20,
+    8 << 20,
+    40 << 20,
+];
 const THREADS: [usize; 2] = [1, 2];
 const OPS: [&str; 2] = ["get", "put"];
 const TIERS: [&str; 2] = ["Dax", "Cache"];
@@ -50,13 +62,6 @@ impl Plan {
                 given.to_vec()
             }
         };
-        let some = |given: &[u64]| {
-            if given.is_empty() {
-                BLOCKS.to_vec()
-            } else {
-                given.to_vec()
-            }
-        };
         let threads = if args.threads.is_empty() {
             THREADS.to_vec()
         } else {
@@ -69,13 +74,14 @@ impl Plan {
         };
         let size = args.extent.size.unwrap_or(size) as usize;
         let batch = (args.extent.batch.unwrap_or(batch) as usize).min(size / 2);
+        let mut blocks = args.blocks.clone();
+        if blocks.is_empty() {
+            blocks.extend(BLOCKS.iter().filter(|block| **block as usize <= batch));
+        }
         Plan {
             ops: or(&args.ops, &OPS),
             tiers: or(&args.tiers, &TIERS),
-            blocks: some(&args.blocks)
-                .into_iter()
-                .map(|block| block as usize)
-                .collect(),
+            blocks: blocks.into_iter().map(|block| block as usize).collect(),
             threads,
             size,
             batch,
@@ -85,7 +91,7 @@ impl Plan {
         }
     }
 
-    fn check(&self, args: &Memory) -> Result<(), Error> {
+    fn check(&self) -> Result<(), Error> {
         let refuse = |field, value: u64, allowed: &str| {
             Err(Error::Usage {
                 field,
@@ -97,16 +103,15 @@ impl Plan {
             return refuse("--block", *block as u64, "a multiple of 4096");
         }
         if let Some(block) = self.blocks.iter().find(|block| **block > self.batch) {
-            // Whichever was given is the one to change.
-            if args.blocks.is_empty() && args.extent.size.is_some() {
-                let allowed = "at least 8MiB without --block (twice the largest block)";
-                return refuse("--size", self.size as u64, allowed);
-            }
             return refuse(
                 "--block",
                 *block as u64,
                 "at most --batch, which is at most --size / 2",
             );
+        }
+        if self.blocks.is_empty() {
+            let allowed = "at least 8KiB (twice the smallest block)";
+            return refuse("--size", self.size as u64, allowed);
         }
         if self.threads.contains(&0) {
             return refuse("--threads", 0, "1 or more");
@@ -126,7 +131,7 @@ pub(super) fn cases(args: &Memory) -> usize {
 
 pub(super) fn run(args: &Memory, report: &mut Report<'_>) -> Result<(), Error> {
     let plan = Plan::new(args);
-    plan.check(args)?;
+    plan.check()?;
     let dir = in_memory(args.dir.as_deref());
     // What the plain copies put into is there twice, and so is the caller's memory.
     check_room(dir, plan.size, plan.size + 2 * plan.region)?;
@@ -173,29 +178,35 @@ fn figures(
 ) -> Result<(), Error> {
     let count = plan.batch / block;
     let bytes = (count * block) as f64;
-    let best = rounds.best();
-    let name = best.and_then(|(limit, _)| limits().get(limit).map(Limit::name));
-    let row = Row {
-        bench: "memory",
-        case: case.clone(),
-        metric: "throughput",
-        unit: "GB/s",
-        value: bytes / rounds.value() / 1e9,
-        limit: best.map(|(_, seconds)| bytes / seconds / 1e9),
-        ratio: rounds.ratio(),
-        rounds: plan.rounds,
-        limit_name: name,
+    let (all, plain) = (all_limits(), limits().len());
+    let row = |metric, limits: Range<usize>| {
+        let rounds = rounds.beside(limits.clone());
+        let best = rounds.best();
+        Row {
+            bench: "memory",
+            case: case.clone(),
+            metric,
+            unit: "GB/s",
+            value: bytes / rounds.value() / 1e9,
+            limit: best.map(|(_, seconds)| bytes / seconds / 1e9),
+            ratio: rounds.ratio(),
+            rounds: plan.rounds,
+            limit_name: best.map(|(limit, _)| all[limits.start + limit].name()),
+        }
     };
-    report.row(row.clone())?;
+    report.row(row("throughput", 0..plain))?;
+    if plain < all.len() {
+        report.row(row("throughput_with_checksum", plain..all.len()))?;
+    }
     if block == 4096 {
         report.row(Row {
             metric: "overhead",
             unit: "ns/block",
-            value: rounds.beyond().unwrap_or_default() * 1e9 / count as f64,
+            value: rounds.beside(0..plain).beyond().unwrap_or_default() * 1e9 / count as f64,
             limit: None,
             ratio: None,
             limit_name: None,
-            ..row
+            ..row("overhead", 0..plain)
         })?;
     }
     Ok(())
@@ -210,30 +221,59 @@ struct Bench<'a> {
     crew: &'a Crew,
 }
 
-/// A plain copy, between memory of one kind of pages.
+/// A copy that kvdepot is compared with, between memory of one kind of pages.
 #[derive(Clone, Copy)]
 pub(super) struct Limit {
-    pub(super) way: Plain,
+    pub(super) way: Way,
     pages: Pages,
 }
 
-/// All of them: which pages serve a machine best shows when both have been tried.
+/// The names of copies between small pages.
+const SMALL_PAGES: &[(&str, &str)] = &[
+    ("memcpy", "memcpy, small pages"),
+    ("rep-movsb", "rep-movsb, small pages"),
+    ("streaming", "streaming, small pages"),
+    ("streaming-halves", "streaming-halves, small pages"),
+    ("streaming-512", "streaming-512, small pages"),
+    (
+        "streaming-512-quarters",
+        "streaming-512-quarters, small pages",
+    ),
+    ("fused-avx2", "fused-avx2, small pages"),
+    ("fused-avx2-fetching", "fused-avx2-fetching, small pages"),
+    ("fused-avx512", "fused-avx512, small pages"),
+    (
+        "fused-avx512-fetching",
+        "fused-avx512-fetching, small pages",
+    ),
+];
+
+/// The plain copies: which pages serve a machine best shows when both have been tried.
 pub(super) fn limits() -> Vec<Limit> {
-    let of = |pages| {
-        Plain::all()
-            .into_iter()
-            .map(move |way| Limit { way, pages })
-    };
+    of_both_pages(Plain::all().into_iter().map(Way::Plain))
+}
+
+/// The plain copies, and behind them the loops that compute a checksum.
+fn all_limits() -> Vec<Limit> {
+    #[cfg(feature = "peers")]
+    let fused = of_both_pages(kvdepot_peers::Fused::all().into_iter().map(Way::Fused));
+    #[cfg(not(feature = "peers"))]
+    let fused = Vec::new();
+    [limits(), fused].concat()
+}
+
+fn of_both_pages(ways: impl Iterator<Item = Way> + Clone) -> Vec<Limit> {
+    let of = |pages| ways.clone().map(move |way| Limit { way, pages });
     of(Pages::Huge).chain(of(Pages::Small)).collect()
 }
 
 impl Limit {
     pub(super) fn name(&self) -> &'static str {
-        match (self.way, self.pages) {
-            (Plain::Memcpy, Pages::Small) => "memcpy, small pages",
-            (Plain::Streaming, Pages::Small) => "streaming, small pages",
-            (Plain::StreamingHalves, Pages::Small) => "streaming-halves, small pages",
-            (way, _) => way.name(),
+        let name = self.way.name();
+        let small = SMALL_PAGES.iter().find(|(of, _)| *of == name);
+        match (self.pages, small) {
+            (Pages::Small, Some((_, small))) => small,
+            _ => name,
         }
     }
 
@@ -254,7 +294,7 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    pub(super) fn next(&mut self) -> std::ops::Range<usize> {
+    pub(super) fn next(&mut self) -> Range<usize> {
         if self.at + self.count > self.len {
             self.at = 0;
         }
@@ -279,7 +319,7 @@ impl Bench<'_> {
         let medium = self.store.medium()?;
         let mut from = self.turn(keys.len(), block);
         let mut to = self.turn(self.region.blocks(block), block);
-        let ways = limits();
+        let ways = all_limits();
         Rounds::run(
             self.plan.rounds,
             ways.len(),
@@ -328,7 +368,7 @@ impl Bench<'_> {
         Random(5).shuffle(&mut numbers);
         let mut from = self.turn(numbers.len(), block);
         let mut to = self.turn(self.plan.size / block, block);
-        let ways = limits();
+        let ways = all_limits();
         Rounds::run(
             self.plan.rounds,
             ways.len(),

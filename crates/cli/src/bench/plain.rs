@@ -10,9 +10,46 @@ use kvdepot_plan::Span;
 
 use crate::error::Error;
 
+/// How a limit copies.
+#[derive(Clone, Copy)]
+pub(super) enum Way {
+    /// Without a checksum.
+    Plain(Plain),
+    /// With a checksum, in one simple loop.
+    #[cfg(feature = "peers")]
+    Fused(kvdepot_peers::Fused),
+}
+
+impl From<Plain> for Way {
+    fn from(plain: Plain) -> Way {
+        Way::Plain(plain)
+    }
+}
+
+impl Way {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Way::Plain(plain) => plain.name(),
+            #[cfg(feature = "peers")]
+            Way::Fused(fused) => fused.name(),
+        }
+    }
+
+    fn copy(self, src: &Buffer, dst: &Buffer, pieces: &[Span]) -> Result<(), kvdepot_media::Error> {
+        match self {
+            Way::Plain(plain) => plain.copy(src, dst, pieces),
+            #[cfg(feature = "peers")]
+            Way::Fused(fused) => {
+                std::hint::black_box(fused.copy(src, dst, pieces));
+                Ok(())
+            }
+        }
+    }
+}
+
 /// What one run copies.
 struct Job {
-    way: Plain,
+    way: Way,
     src: Buffer,
     dst: Buffer,
     /// One share a thread.
@@ -66,7 +103,7 @@ impl Crew {
     /// Copies the pieces; seconds from the first start to the last end.
     pub(super) fn copy(
         &self,
-        way: Plain,
+        way: impl Into<Way>,
         src: &Buffer,
         dst: &Buffer,
         pieces: &[Span],
@@ -75,7 +112,7 @@ impl Crew {
         let mut shares: Vec<Vec<Span>> = pieces.chunks(share).map(<[Span]>::to_vec).collect();
         shares.resize(self.jobs.len(), Vec::new());
         let job = Arc::new(Job {
-            way,
+            way: way.into(),
             src: src.clone(),
             dst: dst.clone(),
             shares,

@@ -2,6 +2,8 @@
 //! slows the machine down slows all of them. Figures are medians over the rounds, ratios medians
 //! over the ratios of each round.
 
+use std::ops::Range;
+
 use crate::error::Error;
 use crate::interrupt::Interrupt;
 
@@ -55,6 +57,17 @@ impl Rounds {
         Rounds {
             seconds,
             limits: self.limits,
+        }
+    }
+
+    /// These limits, and kvdepot.
+    pub(super) fn beside(&self, limits: Range<usize>) -> Rounds {
+        let count = limits.len();
+        let mut seconds = self.seconds[limits].to_vec();
+        seconds.push(self.ours().to_vec());
+        Rounds {
+            seconds,
+            limits: count,
         }
     }
 
@@ -157,6 +170,8 @@ mod tests {
         assert_eq!(rounds.beyond(), Some(2.0));
         assert_eq!(rounds.against(0), (5.0, 0.75));
         assert_eq!(rounds.of(0).ratio(), Some(1.0 / 2.5));
+        assert_eq!(rounds.beside(0..1).ratio(), Some(0.75));
+        assert_eq!(rounds.beside(2..2).ratio(), None);
         assert_eq!((rounds.median(0), rounds.quotient(1, 0)), (5.0, 0.4));
     }
 

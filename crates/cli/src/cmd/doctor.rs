@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 
 use kvdepot_host::dir::Dir;
 use kvdepot_host::{block, dirs, limits, socket};
+use kvdepot_media::Mapping;
+use kvdepot_media::copy_kernel::{self, CopyKernel};
 use kvdepot_media::file::Hands;
-use kvdepot_media::{Copier, CopierConfig, Mapping};
 use kvdepot_store::Config;
 use kvdepot_store::inspect::Inspection;
 use serde::Serialize;
@@ -62,7 +63,8 @@ impl Check {
 }
 
 pub(crate) fn run(args: &DoctorArgs, output: &mut Output) -> Result<i32, Error> {
-    let mut checks = vec![kernels()?, processors(), memory(), cache()];
+    let mut checks = kernels(args.calibrate)?;
+    checks.extend([processors(), memory(), cache()]);
     checks.extend(dax(Path::new("/sys/bus/dax/devices")));
     checks.extend(disks(Path::new("/sys/class/block")));
     checks.push(huge_pages(
@@ -109,15 +111,43 @@ fn exit_status(checks: &[Check]) -> i32 {
     }
 }
 
-fn kernels() -> Result<Check, Error> {
-    let mut config = CopierConfig::default();
-    config.lanes = 1;
-    let kernels = Copier::new(config)?.kernels();
-    if cfg!(target_arch = "x86_64") && kernels == "portable" {
+/// The copy kernels of this machine; with `measures` they are measured again.
+fn kernels(measures: bool) -> Result<Vec<Check>, Error> {
+    let all = CopyKernel::all();
+    if cfg!(target_arch = "x86_64") && all.len() == 1 {
         let hint = "copies with checksums are several times faster with AVX2";
-        return Ok(Check::advice("kernels", kernels, hint));
+        return Ok(vec![Check::advice("copy kernel", all[0].name(), hint)]);
     }
-    Ok(Check::ok("kernels", kernels))
+    let mut checks = Vec::new();
+    let mut kernels = copy_kernel::kept();
+    if measures {
+        let calibration = copy_kernel::calibrate()?;
+        for speed in &calibration.speeds {
+            let (name, leaf) = (speed.kernel.name(), bytes(speed.leaf));
+            let (rate, spread) = (speed.bytes_per_second / 1e9, speed.spread * 100.0);
+            let value = format!("{name}, {leaf}: {rate:.1} GB/s, quartiles {spread:.0} % apart");
+            checks.push(Check::ok("copy kernel", value));
+        }
+        if !calibration.is_settled {
+            let hint = "measure again while no other program runs: kvdepot doctor --calibrate";
+            let value = "the measurements differ by more than 10 %; the default stays";
+            checks.push(Check::advice("copy kernel", value, hint));
+        }
+        kernels = Some(calibration.kernels);
+    }
+    let value = match kernels {
+        Some([small, large]) if small == large => small.name().to_owned(),
+        Some([small, large]) => {
+            format!(
+                "{} below 512 KiB, {} from 512 KiB",
+                small.name(),
+                large.name()
+            )
+        }
+        None => format!("{} (not measured yet)", all[0].name()),
+    };
+    checks.push(Check::ok("copy kernel", value));
+    Ok(checks)
 }
 
 fn processors() -> Check {

@@ -16,7 +16,7 @@ fn doctor_reports_on_every_thing() {
     let amiss = rows.iter().any(|row| row["status"] == "warn");
     assert_eq!(status, i32::from(amiss));
     for name in [
-        "kernels",
+        "copy kernel",
         "processors",
         "memory",
         "default Cache",
@@ -54,6 +54,27 @@ fn doctor_reports_on_every_thing() {
     let says = (ran.status, ran.stderr.as_str());
     assert_eq!(says, (i32::from(amiss), ""), "{}", ran.stdout);
     assert!(ran.stdout.starts_with("STATUS  CHECK"), "{}", ran.stdout);
+}
+
+#[test]
+fn doctor_measures_the_copy_kernels_and_the_result_is_kept() {
+    let home = Home::new();
+    let kernel = |args: &[&str]| {
+        let (_, rows) = home.json(args);
+        let of = rows.iter().filter(|row| row["check"] == "copy kernel");
+        of.map(|row| row["value"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    let before = kernel(&["doctor"]);
+    if before == ["portable"] {
+        return;
+    }
+    assert!(before[0].ends_with(" (not measured yet)"), "{before:?}");
+    let measured = kernel(&["doctor", "--calibrate"]);
+    // Four lines at least: two kernels, with leaves of two lengths.
+    assert!(measured.len() > 4, "{measured:?}");
+    assert!(measured[0].contains(" GB/s"), "{measured:?}");
+    assert_eq!(kernel(&["doctor"]), measured[measured.len() - 1..]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::checksum::{Checksum, LEAF, LeafMac, Mac, MacKey, PartId, compose};
 use crate::end::End;
 use crate::error::{Error, Failure, Result};
 use crate::memory::staged::{Desks, Direct};
-use crate::memory::{lost, mover::Mover, mover::Units};
+use crate::memory::{kernel::Isa, lost, mover::Mover, mover::Units};
 use crate::slab::{Region, Slab};
 use crate::way::{Sides, Way};
 use kvdepot_plan::{Range, Span, Unit, zip_units};
@@ -407,7 +407,7 @@ impl Cargo {
         };
         // SAFETY: the region is this call's alone; otherwise the caller's promise.
         unsafe {
-            let mut desks = Desks::new(mover.isa, region.as_mut_ptr(), region.len());
+            let mut desks = Desks::new(Isa::best(), region.as_mut_ptr(), region.len());
             mover.run(self, first, count, &mut desks);
         }
     }

@@ -1,5 +1,6 @@
 //! How a copier works.
 
+use crate::copy_kernel::CopyKernel;
 use crate::error::{Error, Result};
 use std::time::Duration;
 
@@ -21,6 +22,9 @@ pub struct CopierConfig {
     ///
     /// For small batches, waking a copy thread and being woken by it takes longer than the copy.
     pub inline_max: u64,
+    /// Kernel that moves the bytes. Default: `None`, the one that was measured to be the fastest on
+    /// this machine.
+    pub kernel: Option<CopyKernel>,
     /// Time for which an idle copy thread polls for work before it sleeps. Default: 20 µs.
     pub spin: Duration,
     /// Nice value of the copy threads, 0 to 19. Default: 0. Use a value above 0 for background
@@ -62,6 +66,7 @@ impl Default for CopierConfig {
             slice_size: 4 << 20,
             stream_min: 4 << 10,
             inline_max: 256 << 10,
+            kernel: None,
             spin: Duration::from_micros(20),
             nice: 0,
             staging_slab: None,

@@ -6,6 +6,7 @@ use super::outcome::Done;
 use super::patience::{Expected, Watch};
 use super::trip::Trip;
 use crate::carrier::{Carrier, Receipt};
+use crate::copy_kernel;
 use crate::error::Result;
 use crate::lane::{Queues, Task};
 use crate::memory::mover::Mover;
@@ -137,6 +138,9 @@ impl Shared {
         let Some(cargo) = join.payload().cargo() else {
             return;
         };
+        if self.config.kernel.is_none() {
+            copy_kernel::moves(cargo.bytes);
+        }
         if cargo.bytes > self.inline_max() {
             return self.dispatch(join, cargo);
         }

@@ -314,6 +314,7 @@ impl Trip {
         (mut src, mut dst, len): (*const u8, *mut u8, usize),
         plan: Plan,
     ) {
+        let isa = mover.kernel(len as u64).isa;
         let piece = match self.mac {
             Some(_) => MAC_PIECE,
             None => len,
@@ -322,7 +323,7 @@ impl Trip {
         while left > 0 {
             let now = left.min(piece);
             // SAFETY: the caller's promise, of a part of it.
-            unsafe { self.leaf.feed(mover.isa, src, dst, now, plan) };
+            unsafe { self.leaf.feed(isa, src, dst, now, plan) };
             if let Some(mac) = &mut self.mac {
                 // SAFETY: readable, by the caller's promise; what is copied does not overlap it.
                 mac.update(unsafe { std::slice::from_raw_parts(src, now) });

@@ -1,49 +1,12 @@
 //! The inner loops, one per instruction set, chosen once at run time.
 
+pub(crate) use super::run::{Run, Store};
 use super::xxh3::{BLOCK_STRIPES, Lanes, STRIPE};
 use crate::once;
 use std::sync::OnceLock;
 
-/// What a kernel does with the bytes besides hashing them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Store {
-    /// Nothing: hash in place.
-    Nothing,
-    /// Ordinary stores, which leave the destination in the caches.
-    Cached,
-    /// Streaming stores, which leave the caches alone and save reading the destination first.
-    /// They are weakly ordered: [`fence`] before anybody is told. Where the processor or the
-    /// alignment does not allow them, ordinary stores are used.
-    Streaming,
-    /// Block by block, ordinary stores to the run's desk, and from there to its destination as
-    /// above, whatever its alignment. Only for whole blocks and [`Isa::together`].
-    Through,
-}
-
 /// Bytes of a desk: a block, and less than a line that waits for it.
 pub(crate) const DESK: usize = (BLOCK_STRIPES + 1) * STRIPE;
-
-/// One run of stripes: where it is read, where it is stored, by way of what unless null, and what
-/// this lane reads after it, to be fetched early (null when unknown).
-#[derive(Clone, Copy)]
-pub(crate) struct Run {
-    pub(crate) src: *const u8,
-    pub(crate) dst: *mut u8,
-    pub(crate) desk: *mut u8,
-    pub(crate) next: *const u8,
-}
-
-impl Run {
-    /// The run without its first bytes.
-    #[inline]
-    pub(crate) fn at(self, bytes: usize) -> Self {
-        Self {
-            src: self.src.wrapping_add(bytes),
-            dst: self.dst.wrapping_add(bytes),
-            ..self
-        }
-    }
-}
 
 /// An instruction set that has kernels. Code outside can only hold one that this machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,31 +16,27 @@ pub(crate) enum Isa {
     /// 256-bit vectors and streaming stores of x86-64.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     Avx2,
+    /// 512-bit vectors and streaming stores of x86-64.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    Avx512,
 }
 
 impl Isa {
-    /// The fastest one of this machine.
+    /// The one that is fast on each machine that has it.
     pub(crate) fn best() -> Self {
         static BEST: OnceLock<Isa> = OnceLock::new();
-        *BEST.get_or_init(|| *Self::all().last().unwrap_or(&Self::Portable))
+        *BEST.get_or_init(|| *Self::all().get(1).unwrap_or(&Self::Portable))
     }
 
-    /// All that this machine has, slowest first.
+    /// All that this machine has, narrowest first.
     pub(crate) fn all() -> Vec<Self> {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         if std::arch::is_x86_feature_detected!("avx2") {
-            return vec![Self::Portable, Self::Avx2];
+            let mut all = vec![Self::Portable, Self::Avx2];
+            all.extend(std::arch::is_x86_feature_detected!("avx512f").then_some(Self::Avx512));
+            return all;
         }
         vec![Self::Portable]
-    }
-
-    /// The name, as shown to users.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Portable => "portable",
-            #[cfg(all(target_arch = "x86_64", not(miri)))]
-            Self::Avx2 => "avx2",
-        }
     }
 
     /// Adds `stripes` stripes of `run` to `lanes`, the first being number `phase` of its block, and
@@ -102,12 +61,21 @@ impl Isa {
             // SAFETY: the caller's promise.
             Self::Portable => unsafe { portable(lanes, phase, run, stripes, store) },
             #[cfg(all(target_arch = "x86_64", not(miri)))]
+            // SAFETY: the caller's promise; `Isa::all` has seen AVX-512.
+            Self::Avx512 if super::avx512::can_store(store, &[run]) => unsafe {
+                super::avx512::stripes(lanes, phase, run, stripes, store)
+            },
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
             // SAFETY: the caller's promise; `Isa::all` has seen AVX2.
-            Self::Avx2 => unsafe { super::avx2::stripes(lanes, phase, run, stripes, store) },
+            Self::Avx2 | Self::Avx512 => unsafe {
+                super::avx2::stripes(lanes, phase, run, stripes, store)
+            },
         }
     }
 
     /// As [`Isa::stripes`], for several leaves at once that are all at the beginning of a block.
+    /// What comes later is fetched by instructions if it `fetches`, and else by the processor alone
+    /// where runs are long.
     ///
     /// # Safety
     ///
@@ -119,7 +87,7 @@ impl Isa {
         lanes: [&mut Lanes; WAYS],
         runs: [Run; WAYS],
         stripes: usize,
-        store: Store,
+        (store, fetches): (Store, bool),
     ) {
         match self {
             Self::Portable => {
@@ -134,8 +102,15 @@ impl Isa {
                 }
             }
             #[cfg(all(target_arch = "x86_64", not(miri)))]
+            // SAFETY: the caller's promise; `Isa::all` has seen AVX-512.
+            Self::Avx512 if super::avx512::can_store(store, &runs) => unsafe {
+                super::avx512::together(lanes, runs, stripes, (store, fetches))
+            },
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
             // SAFETY: the caller's promise; `Isa::all` has seen AVX2.
-            Self::Avx2 => unsafe { super::avx2::together(lanes, runs, stripes, store) },
+            Self::Avx2 | Self::Avx512 => unsafe {
+                super::avx2::together(lanes, runs, stripes, (store, fetches))
+            },
         }
     }
 
@@ -161,7 +136,9 @@ impl Isa {
         match self {
             #[cfg(all(target_arch = "x86_64", not(miri)))]
             // SAFETY: the caller's promise; `Isa::all` has seen AVX2.
-            Self::Avx2 if streams => unsafe { super::avx2::carry(src, dst, len, next) },
+            Self::Avx2 | Self::Avx512 if streams => unsafe {
+                super::avx2::carry(src, dst, len, next)
+            },
             // SAFETY: the caller's promise.
             _ => unsafe { std::ptr::copy_nonoverlapping(src, dst, len) },
         }

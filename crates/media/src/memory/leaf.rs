@@ -142,7 +142,7 @@ impl Leaf {
     /// than [`Leaf::stripes_ahead`] of any.
     pub(crate) unsafe fn feed_together<const WAYS: usize>(
         mut leaves: [&mut Self; WAYS],
-        isa: Isa,
+        (isa, fetches): (Isa, bool),
         runs: [Run; WAYS],
         stripes: usize,
         store: Store,
@@ -150,7 +150,7 @@ impl Leaf {
         let lanes = leaves.each_mut().map(|leaf| &mut leaf.lanes);
         // SAFETY: the caller's promise, also for `added`.
         unsafe {
-            isa.together(lanes, runs, stripes, store);
+            isa.together(lanes, runs, stripes, (store, fetches));
         }
         for leaf in leaves {
             leaf.added(stripes);
@@ -392,7 +392,7 @@ mod tests {
         // SAFETY: every source and destination has `len` bytes, every desk its own.
         unsafe {
             let (fed, stripes) = (leaves.each_mut(), whole / STRIPE);
-            Leaf::feed_together(fed, isa, runs, stripes, Store::Through);
+            Leaf::feed_together(fed, (isa, false), runs, stripes, Store::Through);
             for (leaf, run) in leaves.iter_mut().zip(runs) {
                 let Run { src, dst, .. } = run.at(whole);
                 leaf.feed(isa, src, dst, tail, plan);

@@ -2,6 +2,9 @@
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod avx2;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod avx512;
+pub(crate) mod choice;
 mod dax;
 #[cfg(test)]
 pub(crate) mod fault;
@@ -16,6 +19,7 @@ pub(crate) mod mover;
 mod opened;
 mod plain;
 mod present;
+mod run;
 pub(crate) mod staged;
 pub(crate) mod xxh3;
 

@@ -4,21 +4,18 @@
 //! has several units in hand and moves them in turns for as long as all have whole stripes at
 //! hand. What does not fit that (heads, tails, spans of odd lengths) is moved alone.
 
+use super::choice::{CopyKernel, WAYS, chosen};
 use super::kernel::{self, Isa, Run, Store};
 use super::leaf::{Leaf, Plan};
 use super::staged::Stage;
 use super::xxh3::{BLOCK_STRIPES, STRIPE};
 use kvdepot_plan::Span;
 
-/// Units in hand at once. Measured: four streams are as fast as a plain copy in two, which is the
-/// best plain copy; two streams with the hash are some 5 % slower. More do not fit the registers.
-pub(crate) const WAYS: usize = 4;
-
 /// How lanes move bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mover {
-    /// The kernels to use.
-    pub(crate) isa: Isa,
+    /// The kernel to use; `None` for the one that is chosen for the length of the units.
+    pub(crate) kernel: Option<CopyKernel>,
     /// The shortest leaf that is stored by streaming stores.
     pub(crate) stream_min: u64,
 }
@@ -36,13 +33,18 @@ pub(crate) trait Units {
 }
 
 impl Mover {
+    /// The kernel for units of `len` bytes.
+    pub(crate) fn kernel(self, len: u64) -> CopyKernel {
+        self.kernel.unwrap_or_else(|| chosen(len))
+    }
+
     /// Moves units `first..first + count` by way of `stage` and reports each. On return their bytes
     /// are visible to every thread that is told.
     ///
     /// # Safety
     ///
     /// All spans of the units are readable at their source and, if the unit is copied, writable
-    /// at their destination; no span overlaps itself. The machine has `self.isa`.
+    /// at their destination; no span overlaps itself. The machine has `self.kernel`.
     pub(crate) unsafe fn run(
         self,
         units: &impl Units,
@@ -52,13 +54,18 @@ impl Mover {
     ) {
         let mut numbers = first..first + count;
         let staged = stage.is_between();
+        let kernel = self.kernel(units.unit(first).1);
         let mut start = |way| {
             let number = numbers.next()?;
-            Some(Slot::start(units, number, self, way, staged))
+            let slot = Slot::start(units, number, self, way, staged);
+            Some(Slot {
+                ways: kernel.ways,
+                ..slot
+            })
         };
         let mut slots = [const { Slot::EMPTY }; WAYS];
         let mut used = 0;
-        while used < WAYS
+        while used < kernel.ways
             && let Some(slot) = start(used)
         {
             slots[used] = slot;
@@ -66,7 +73,7 @@ impl Mover {
         }
         while used > 0 {
             // SAFETY: the caller's promise.
-            unsafe { step(&mut slots[..used], self.isa, units, stage) };
+            unsafe { step(&mut slots[..used], kernel, units, stage) };
             let mut at = 0;
             while at < used {
                 let slot = &mut slots[at];
@@ -94,7 +101,12 @@ impl Mover {
 /// # Safety
 ///
 /// As [`Mover::run`].
-unsafe fn step(slots: &mut [Slot<'_>], isa: Isa, units: &impl Units, stage: &mut impl Stage) {
+unsafe fn step(
+    slots: &mut [Slot<'_>],
+    kernel: CopyKernel,
+    units: &impl Units,
+    stage: &mut impl Stage,
+) {
     let (store, mut stripes) = slots[0].ahead(stage);
     for slot in &mut *slots {
         let ahead = slot.ahead(stage);
@@ -103,7 +115,7 @@ unsafe fn step(slots: &mut [Slot<'_>], isa: Isa, units: &impl Units, stage: &mut
             continue;
         }
         // SAFETY: the caller's promise.
-        unsafe { slot.step(isa, units, stage) };
+        unsafe { slot.step(kernel.isa, units, stage) };
         stripes = 0;
     }
     if stripes == 0 {
@@ -112,10 +124,10 @@ unsafe fn step(slots: &mut [Slot<'_>], isa: Isa, units: &impl Units, stage: &mut
     // SAFETY: the caller's promise; every current span has that many stripes left.
     unsafe {
         match slots {
-            [a, b, c, d] => together([a, b, c, d], isa, units, store, stripes, stage),
-            [a, b, c] => together([a, b, c], isa, units, store, stripes, stage),
-            [a, b] => together([a, b], isa, units, store, stripes, stage),
-            [a, ..] => together([a], isa, units, store, stripes, stage),
+            [a, b, c, d] => together([a, b, c, d], kernel, units, store, stripes, stage),
+            [a, b, c] => together([a, b, c], kernel, units, store, stripes, stage),
+            [a, b] => together([a, b], kernel, units, store, stripes, stage),
+            [a, ..] => together([a], kernel, units, store, stripes, stage),
             [] => {}
         }
     }
@@ -128,7 +140,7 @@ unsafe fn step(slots: &mut [Slot<'_>], isa: Isa, units: &impl Units, stage: &mut
 /// As [`Mover::run`]; every slot has that many stripes ahead that are stored so.
 unsafe fn together<const COUNT: usize>(
     mut slots: [&mut Slot<'_>; COUNT],
-    isa: Isa,
+    kernel: CopyKernel,
     units: &impl Units,
     store: Store,
     stripes: u64,
@@ -138,7 +150,8 @@ unsafe fn together<const COUNT: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         let leaves = slots.each_mut().map(|slot| &mut slot.leaf);
-        Leaf::feed_together(leaves, isa, runs, stripes as usize, store);
+        let how = (kernel.isa, kernel.fetches);
+        Leaf::feed_together(leaves, how, runs, stripes as usize, store);
     }
     for slot in slots {
         // SAFETY: so many bytes have been moved, by the caller's promise.
@@ -149,6 +162,8 @@ unsafe fn together<const COUNT: usize>(
 /// A unit in hand.
 struct Slot<'a> {
     number: u32,
+    /// How many units are in hand at once, with others between them.
+    ways: usize,
     leaf: Leaf,
     store: Store,
     /// Its place on the stage.
@@ -166,6 +181,7 @@ impl<'a> Slot<'a> {
     /// Nothing in hand.
     const EMPTY: Self = Self {
         number: 0,
+        ways: WAYS,
         leaf: Leaf::EMPTY,
         store: Store::Nothing,
         way: 0,
@@ -187,6 +203,7 @@ impl<'a> Slot<'a> {
         };
         Self {
             number,
+            ways: WAYS,
             leaf: Leaf::new(bytes),
             store,
             way,
@@ -230,7 +247,7 @@ impl<'a> Slot<'a> {
             _ if self.done + left < span.len => span.src + self.done + left,
             Some(next) => next.src,
             // The other slots have the units in between, most of the time.
-            None => units.source(self.number.saturating_add(WAYS as u32)),
+            None => units.source(self.number.saturating_add(self.ways as u32)),
         };
         let dst = std::ptr::with_exposed_provenance_mut((span.dst + self.done) as usize);
         Run {

@@ -19,6 +19,12 @@ pub enum Plain {
     /// 256-bit streaming stores that alternate between the two halves of a piece. Two streams of
     /// memory accesses are faster than one.
     StreamingHalves,
+    /// 512-bit streaming stores.
+    Streaming512,
+    /// 512-bit streaming stores that alternate between the four quarters of a piece.
+    Streaming512Quarters,
+    /// The instruction `rep movsb`.
+    RepMovsb,
 }
 
 impl Plain {
@@ -26,9 +32,17 @@ impl Plain {
     #[must_use]
     pub fn all() -> Vec<Self> {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        if std::arch::is_x86_feature_detected!("avx2") {
-            return vec![Self::Memcpy, Self::Streaming, Self::StreamingHalves];
+        {
+            let mut all = vec![Self::Memcpy, Self::RepMovsb];
+            if std::arch::is_x86_feature_detected!("avx2") {
+                all.extend([Self::Streaming, Self::StreamingHalves]);
+            }
+            if std::arch::is_x86_feature_detected!("avx512f") {
+                all.extend([Self::Streaming512, Self::Streaming512Quarters]);
+            }
+            all
         }
+        #[cfg(any(not(target_arch = "x86_64"), miri))]
         vec![Self::Memcpy]
     }
 
@@ -39,6 +53,9 @@ impl Plain {
             Self::Memcpy => "memcpy",
             Self::Streaming => "streaming",
             Self::StreamingHalves => "streaming-halves",
+            Self::Streaming512 => "streaming-512",
+            Self::Streaming512Quarters => "streaming-512-quarters",
+            Self::RepMovsb => "rep-movsb",
         }
     }
 
@@ -47,8 +64,8 @@ impl Plain {
     /// The addresses of a piece are offsets in the two buffers. After the call, the bytes are
     /// visible to every thread that synchronizes with this one.
     ///
-    /// Streaming stores need a destination aligned to 32 bytes and lengths that are multiples of
-    /// 512. Other pieces, and all pieces on a machine without such stores, are copied with
+    /// Streaming stores need a destination aligned to 64 bytes and lengths that are multiples of
+    /// 1024. Other pieces, and all pieces on a machine without such stores, are copied with
     /// `memcpy`.
     ///
     /// # Errors
@@ -95,13 +112,19 @@ impl Plain {
     /// has the way.
     unsafe fn copy_piece(self, src: *const u8, dst: *mut u8, len: usize) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        if dst.addr().is_multiple_of(32) && len.is_multiple_of(2 * TURN) {
+        {
+            let streams = dst.addr().is_multiple_of(64) && len.is_multiple_of(4 * TURN);
             // SAFETY: the caller's promise, and what was just checked.
             unsafe {
                 match self {
-                    Self::Memcpy => {}
-                    Self::Streaming => return stream(src, dst, len),
-                    Self::StreamingHalves => return stream_halves(src, dst, len),
+                    Self::RepMovsb => return rep_movsb(src, dst, len),
+                    Self::Streaming if streams => return stream::<1>(src, dst, len),
+                    Self::StreamingHalves if streams => return stream::<2>(src, dst, len),
+                    Self::Streaming512 if streams => return stream_512::<1>(src, dst, len),
+                    Self::Streaming512Quarters if streams => {
+                        return stream_512::<4>(src, dst, len);
+                    }
+                    _ => {}
                 }
             }
         }
@@ -110,54 +133,68 @@ impl Plain {
     }
 }
 
-/// Bytes of one half before it is the other's turn.
+/// Bytes of one part before it is the next one's turn.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const TURN: usize = 256;
 
 /// # Safety
 ///
-/// As `copy_piece`, with AVX2; `dst` is aligned to 32 and `len` a multiple of 256.
+/// As `copy_piece`, with AVX2; `dst` is aligned to 32 and `len` a multiple of 256 times `PARTS`.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx2")]
-unsafe fn stream(src: *const u8, dst: *mut u8, len: usize) {
-    for at in (0..len).step_by(TURN) {
-        // SAFETY: the turn lies inside the piece.
-        unsafe { stream_turn(src.add(at), dst.add(at)) };
-    }
-}
-
-/// # Safety
-///
-/// As `stream`, with a multiple of 512.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[target_feature(enable = "avx2")]
-unsafe fn stream_halves(src: *const u8, dst: *mut u8, len: usize) {
-    let half = len / 2;
-    for at in (0..half).step_by(TURN) {
-        // SAFETY: both turns lie inside their half of the piece.
-        unsafe {
-            stream_turn(src.add(at), dst.add(at));
-            stream_turn(src.add(half + at), dst.add(half + at));
-        }
-    }
-}
-
-/// # Safety
-///
-/// As `stream`, for 256 bytes.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[inline]
-#[target_feature(enable = "avx2")]
-unsafe fn stream_turn(src: *const u8, dst: *mut u8) {
+unsafe fn stream<const PARTS: usize>(src: *const u8, dst: *mut u8, len: usize) {
     use std::arch::x86_64::{_mm256_loadu_si256, _mm256_stream_si256};
-    for at in (0..TURN).step_by(64) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let low = _mm256_loadu_si256(src.add(at).cast());
-            let high = _mm256_loadu_si256(src.add(at + 32).cast());
-            _mm256_stream_si256(dst.add(at).cast(), low);
-            _mm256_stream_si256(dst.add(at + 32).cast(), high);
+    for at in (0..len / PARTS).step_by(TURN) {
+        for part in 0..PARTS {
+            let begin = part * (len / PARTS) + at;
+            for at in (begin..begin + TURN).step_by(64) {
+                // SAFETY: the turn lies inside its part of the piece.
+                unsafe {
+                    let low = _mm256_loadu_si256(src.add(at).cast());
+                    let high = _mm256_loadu_si256(src.add(at + 32).cast());
+                    _mm256_stream_si256(dst.add(at).cast(), low);
+                    _mm256_stream_si256(dst.add(at + 32).cast(), high);
+                }
+            }
         }
+    }
+}
+
+/// # Safety
+///
+/// As `stream`, with AVX-512F; `dst` is aligned to 64.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[target_feature(enable = "avx512f")]
+unsafe fn stream_512<const PARTS: usize>(src: *const u8, dst: *mut u8, len: usize) {
+    use std::arch::x86_64::{_mm512_loadu_si512, _mm512_stream_si512};
+    for at in (0..len / PARTS).step_by(TURN) {
+        for part in 0..PARTS {
+            let begin = part * (len / PARTS) + at;
+            for at in (begin..begin + TURN).step_by(64) {
+                // SAFETY: the turn lies inside its part of the piece.
+                unsafe {
+                    let line = _mm512_loadu_si512(src.add(at).cast());
+                    _mm512_stream_si512(dst.add(at).cast(), line);
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+///
+/// As `copy_piece`.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+unsafe fn rep_movsb(src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: the caller's promise; the direction flag is clear.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") len => _,
+            inout("rsi") src => _,
+            inout("rdi") dst => _,
+            options(nostack, preserves_flags),
+        );
     }
 }
 

@@ -6,8 +6,8 @@
 //! itself, before the next block; what is less than that, or begins and ends at odd places, is
 //! collected on another one.
 
+use super::choice::WAYS;
 use super::kernel::{self, Isa};
-use super::mover::WAYS;
 
 /// Where the bytes of the units in hand go first; a desk for each of them.
 pub(crate) trait Stage {

@@ -21,6 +21,7 @@ use kvdepot_arena::format::GRANULE;
 pub use kvdepot_arena::{Durability, Format, size};
 use kvdepot_host::limits;
 use kvdepot_media::CopierConfig;
+use kvdepot_media::copy_kernel::CopyKernel;
 pub use pairs::{set, value_of};
 use serde_json::{Map, Value};
 pub use words::nearest;
@@ -111,6 +112,8 @@ pub struct Config {
     pub lanes: Option<usize>,
     /// Maximum bytes that a copy thread processes at a time, at least 64 KiB; default: 4 MiB.
     pub slice_size: u64,
+    /// Copy kernel; `None`: the fastest one on this machine.
+    pub copy_kernel: Option<CopyKernel>,
     /// Size of the staging buffer in bytes, at least 64 KiB per region; `None`: 2 MiB per region.
     pub staging_slab: Option<u64>,
     /// Number of regions of the staging buffer, 1 to 4096; `None`: 2 per copy thread, at least 3.
@@ -169,6 +172,7 @@ impl Default for Config {
             pipeline: vec!["Cache".into(), "Dax".into()],
             lanes: None,
             slice_size: 4 << 20,
+            copy_kernel: None,
             staging_slab: None,
             staging_regions: None,
             mac_key_file: None,
@@ -289,6 +293,7 @@ impl Config {
         let mut copier = CopierConfig::default();
         copier.lanes = self.lanes.unwrap_or_else(default_lanes);
         copier.slice_size = self.slice_size;
+        copier.kernel = self.copy_kernel;
         copier.staging_slab = self.staging_slab;
         copier.staging_regions = self.staging_regions;
         self.check_slab(copier.regions())?;
@@ -401,6 +406,19 @@ impl Config {
                     return Err(Error::config(field, value, "at least 64KiB"));
                 }
                 self.slice_size = parsed.number;
+            }
+            ("", "copy_kernel") if parsed.text == "auto" => self.copy_kernel = None,
+            ("", "copy_kernel") => {
+                let kernel = CopyKernel::from_name(&parsed.text);
+                let kernel = kernel.ok_or_else(|| {
+                    let here: Vec<&str> = CopyKernel::all()
+                        .into_iter()
+                        .map(CopyKernel::name)
+                        .collect();
+                    let allowed = format!("auto, or a kernel of this machine: {}", here.join(", "));
+                    Error::config(field, value, allowed)
+                })?;
+                self.copy_kernel = Some(kernel);
             }
             ("", "staging_slab") => self.staging_slab = Some(parsed.number),
             ("", "staging_regions") => {

@@ -37,6 +37,28 @@ pub const OPTIONS: &[OptionSpec] = &[
     ),
     OptionSpec::new(
         "",
+        "copy_kernel",
+        Kind::Choice(&[
+            "auto",
+            "avx2-4",
+            "avx2-4-fetch",
+            "avx2-1",
+            "avx2-1-fetch",
+            "avx512-4",
+            "avx512-4-fetch",
+            "avx512-1",
+            "avx512-1-fetch",
+            "portable",
+        ]),
+        "auto",
+        "Copy kernel in the process that opens the depot: instruction set, number of blocks of at \
+         most 1MiB that a copy thread copies in turns, and `fetch` for explicit prefetches. \
+         `auto`: the fastest kernel. A process that has copied 256MiB measures all kernels once \
+         per machine, and stores the result in the cache directory. `kvdepot doctor` prints it, \
+         and `kvdepot doctor --calibrate` measures again. Attached processes always use `auto`.",
+    ),
+    OptionSpec::new(
+        "",
         "staging_slab",
         Kind::Size,
         "2MiB per region",
