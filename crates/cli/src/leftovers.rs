@@ -1,10 +1,11 @@
 //! Everything that kvdepot makes outside of named paths: default arenas in the cache directory,
-//! sockets in the runtime directory, files of benchmarks that were killed.
+//! sockets in the runtime directory, measured copy kernels, files of benchmarks that were killed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use kvdepot_host::{dirs, limits, peer, socket};
+use kvdepot_media::copy_kernel;
 
 use crate::error::Error;
 
@@ -19,6 +20,8 @@ pub(crate) enum Kind {
     Socket,
     /// A benchmark's directory.
     Scratch,
+    /// Which copy kernels were measured to be fast.
+    Kernels,
 }
 
 impl Kind {
@@ -28,6 +31,7 @@ impl Kind {
             Kind::Unfinished => "unfinished arena",
             Kind::Socket => "socket",
             Kind::Scratch => "benchmark files",
+            Kind::Kernels => "measured copy kernels",
         }
     }
 }
@@ -54,6 +58,8 @@ pub(crate) fn find() -> Result<Vec<Found>, Error> {
         let unfinished = hidden.and_then(|name| name.strip_suffix(kvdepot_store::UNFINISHED));
         if unfinished.is_some_and(is_default) {
             add(Kind::Unfinished, path);
+        } else if name.starts_with(copy_kernel::FILES) {
+            add(Kind::Kernels, path);
         }
     }
     for path in entries(&dirs::runtime_dir()?) {
@@ -113,6 +119,10 @@ impl Found {
             }
             Kind::Arena => Ok(kvdepot_store::erase(&self.path)?),
             Kind::Unfinished => Ok(kvdepot_store::erase_unfinished(&self.path)?),
+            Kind::Kernels => {
+                fs::remove_file(&self.path).map_err(Error::io(&self.path))?;
+                Ok(0)
+            }
             Kind::Scratch => {
                 let lengths = entries(&self.path).into_iter();
                 let bytes = lengths

@@ -61,15 +61,25 @@ fn runtime_dir_in(session: Option<PathBuf>, [shared, memory]: [&Path; 2]) -> Res
 ///
 /// The errors of [`runtime_dir`], and [`Error::Input`] if the user has no home directory.
 pub fn cache_dir() -> Result<PathBuf> {
-    let base = env::var_os("XDG_CACHE_HOME")
+    cache_dir_in(cache_base(), &env::temp_dir())
+}
+
+/// Returns the directory that [`cache_dir`] prefers, for data that may be missing. It is not
+/// created, and this user may be unable to write it. `None` if the user has no home directory.
+#[must_use]
+pub fn usual_cache_dir() -> Option<PathBuf> {
+    cache_base().map(|base| base.join("kvdepot"))
+}
+
+fn cache_base() -> Option<PathBuf> {
+    env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
         .filter(|dir| dir.is_absolute())
         .or_else(|| {
             env::home_dir()
                 .filter(|home| home.is_absolute())
                 .map(|home| home.join(".cache"))
-        });
-    cache_dir_in(base, &env::temp_dir())
+        })
 }
 
 fn cache_dir_in(base: Option<PathBuf>, shared: &Path) -> Result<PathBuf> {

@@ -19,7 +19,7 @@ pub use cargo::{PART_LEN_MAX, PARTS_MAX};
 pub use config::CopierConfig;
 pub use outcome::{Done, Outcome};
 
-use crate::copy_kernel::{self, CopyKernel};
+use crate::copy_kernel::CopyKernel;
 use crate::error::{Error, Result};
 use crate::memory::mover::Mover;
 use kvdepot_host::cpu;
@@ -54,9 +54,6 @@ impl Copier {
     /// started.
     pub fn new(config: CopierConfig) -> Result<Self> {
         config.check()?;
-        if config.kernel.is_none() {
-            copy_kernel::choose_once();
-        }
         let mover = Mover {
             kernel: config.kernel,
             stream_min: config.stream_min,

@@ -1,36 +1,34 @@
 //! Copy kernels: with which instructions a copy thread moves leaves, and how many in turns.
 //!
 //! A processor does not say which kernel is fast on it. Four leaves in turns are ahead on some, and
-//! take half of the speed on others. So the kernels are measured, once on a machine: by a process
-//! that has moved [`WARM`] bytes, in a thread of its own. The result is kept in the cache
-//! directory, under the model of the processor, and read when a copier is created.
+//! take half of the speed on others. So the kernels are measured, by a process that has moved 256
+//! MiB, in a thread of its own. The result is kept in the cache directory for the processes of a
+//! week.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::Once;
+use std::path::Path;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use kvdepot_host::dirs;
+use kvdepot_host::{cpu, dirs};
 use kvdepot_plan::Span;
 
 use crate::buffer::Buffer;
 use crate::error::Result;
-use crate::memory::Mapping;
 use crate::memory::choice::choose;
 pub use crate::memory::choice::{CopyKernel, chosen};
 use crate::memory::kernel::Isa;
 use crate::memory::mover::{Mover, Units};
 use crate::memory::staged::Direct;
+use crate::memory::{Mapping, Pages};
 use crate::simulated::is_simulated;
 
 /// The lengths of leaves that are measured: for small ones, and for large ones.
 const LENGTHS: [u64; 2] = [64 << 10, 1 << 20];
 
-/// Bytes of each area, more than a processor has translated addresses for, and how many of them are
-/// moved at a time. Streaming stores drive them out of the caches, so that they are read from
-/// memory when they are moved back.
-const AREA: u64 = 16 << 20;
+/// Bytes of each area, and how many of them are moved at a time. Streaming stores drive them out of
+/// the caches, so that they are read from memory when they are moved back.
+const AREA: u64 = 8 << 20;
 const MOVED: u64 = 4 << 20;
 
 /// Measurements of each kernel, and the time after which no more begin.
@@ -38,8 +36,8 @@ const ROUNDS: usize = 8;
 const ROUNDS_LEAST: usize = 4;
 const LONGEST: Duration = Duration::from_millis(300);
 
-/// Bytes that a process moves before it measures: less than a second of work, and more than the
-/// commands move that end at once.
+/// Bytes that a process moves before it looks for the fastest kernels: less than a second of work,
+/// and more than most commands move.
 const WARM: i64 = 256 << 20;
 
 /// How much faster than the default another kernel has to be, and how far the middle half of its
@@ -47,43 +45,35 @@ const WARM: i64 = 256 << 20;
 const GAIN: f64 = 1.03;
 const SPREAD: f64 = 0.10;
 
-/// How long after measurements that lay too far apart others are made.
-const AGAIN: Duration = Duration::from_secs(3600);
+/// How long a result is kept, and one whose measurements lay too far apart.
+const SETTLED: Duration = Duration::from_secs(7 * 24 * 3600);
+const UNSETTLED: Duration = Duration::from_secs(3600);
+
+/// The beginning of the names of the files with results, in the cache directory.
+pub const FILES: &str = "copy-kernel-";
 
 /// The version of the kernels: another one measures again.
 const VERSION: u32 = 1;
 
-/// Bytes that this process moves until it measures; none once it has begun, or need not.
-static LEFT: AtomicI64 = AtomicI64::new(0);
+/// Bytes that this process moves until it looks for the fastest kernels; none once it has begun.
+static LEFT: AtomicI64 = AtomicI64::new(WARM);
 
-/// Chooses the kernels that the cache directory names for this processor. If it names none, they
-/// are measured once [`WARM`] bytes were moved.
-pub(crate) fn choose_once() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        if is_simulated() || CopyKernel::all().len() < 2 {
-            return;
-        }
-        match kept() {
-            Some(known) => choose(known),
-            None => LEFT.store(WARM, Ordering::Relaxed),
-        }
-    });
-}
-
-/// Notes that a copy thread moves so many bytes.
+/// Notes that so many bytes are moved. Once they are [`WARM`], a thread chooses the kernels that
+/// the cache directory names for this machine, or measures them.
 pub(crate) fn moves(bytes: u64) {
     if LEFT.load(Ordering::Relaxed) <= 0 {
         return;
     }
     let bytes = bytes.min(WARM as u64) as i64;
     let before = LEFT.fetch_sub(bytes, Ordering::Relaxed);
-    if before > 0 && before <= bytes {
-        // Without the thread the default stays.
-        let _thread = std::thread::Builder::new()
-            .name("kvdepot-kernels".into())
-            .spawn(calibrate);
+    if before <= 0 || before > bytes || is_simulated() || CopyKernel::all().len() < 2 {
+        return;
     }
+    // Without the thread, or the memory, the default stays.
+    let _thread = cpu::spawn("kvdepot-kernels", || match kept() {
+        Some(Kept { kernels, .. }) => choose(kernels),
+        None => drop(calibrate()),
+    });
 }
 
 /// The speed of a kernel.
@@ -111,8 +101,20 @@ pub struct Calibration {
     pub kernels: [CopyKernel; 2],
     /// False if the measurements of the default lay too far apart. The default stays then.
     pub is_settled: bool,
+    /// True if the result was written to the cache directory.
+    pub is_kept: bool,
     /// The speed of each kernel with each length of leaves.
     pub speeds: Vec<Speed>,
+}
+
+/// A result in the cache directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Kept {
+    /// The kernels for leaves below 512 KiB, and for longer ones.
+    pub kernels: [CopyKernel; 2],
+    /// False if the measurements of the default lay too far apart.
+    pub is_settled: bool,
 }
 
 /// Measures all kernels, which takes some 100 ms, notes the result in the cache directory, and uses
@@ -122,12 +124,11 @@ pub struct Calibration {
 ///
 /// [`Error::Io`](crate::Error::Io) if the memory cannot be allocated.
 pub fn calibrate() -> Result<Calibration> {
-    let calibration = Calibration::measure()?;
+    let mut calibration = Calibration::measure()?;
     choose(calibration.kernels);
-    if let Some(file) = file() {
-        // If that fails, the next process measures again.
-        let _noted = note(&file, &calibration);
-    }
+    // If that fails, the next process measures again.
+    let dir = dirs::usual_cache_dir().and_then(|dir| dirs::private(dir).ok());
+    calibration.is_kept = dir.is_some_and(|dir| note(&dir.join(name()), &calibration).is_ok());
     Ok(calibration)
 }
 
@@ -137,11 +138,11 @@ fn measured() -> impl Iterator<Item = CopyKernel> {
     all.filter(|kernel| kernel.isa == Isa::best() || kernel.isa != Isa::Portable)
 }
 
-/// Returns the kernels below 512 KiB and from there on that the cache directory names for this
-/// machine; `None` if they were not measured yet.
+/// Returns the result that the cache directory has for this machine; `None` if the kernels were not
+/// measured within a week. It creates no directory.
 #[must_use]
-pub fn kept() -> Option<[CopyKernel; 2]> {
-    file().as_deref().and_then(read)
+pub fn kept() -> Option<Kept> {
+    read(&dirs::usual_cache_dir()?.join(name()))
 }
 
 impl Calibration {
@@ -196,6 +197,7 @@ impl Calibration {
         Calibration {
             kernels: if is_settled { kernels } else { default },
             is_settled,
+            is_kept: false,
             speeds,
         }
     }
@@ -209,16 +211,14 @@ struct Areas {
 
 impl Areas {
     fn new() -> Result<Areas> {
-        let area = || {
-            let area = Mapping::anonymous("kvdepot-kernels", AREA)?;
+        let area = |pages| {
+            let area = Mapping::anonymous_of(pages, "kvdepot-kernels", AREA)?;
             area.populate_write(0, AREA)?;
             area.buffer(0, AREA)
         };
-        let private = Buffer::from_vec(vec![1; AREA as usize + 4096]);
-        let begin = private.addr().next_multiple_of(4096) - private.addr();
         Ok(Areas {
-            medium: area()?,
-            callers: [area()?, private.slice(begin, AREA as usize)?],
+            medium: area(Pages::Huge)?,
+            callers: [area(Pages::Huge)?, area(Pages::Small)?],
         })
     }
 
@@ -271,10 +271,10 @@ impl Units for Leaves {
     }
 }
 
-/// The file that names the kernels for this model of processor.
-fn file() -> Option<PathBuf> {
-    let dir = dirs::cache_dir().ok()?;
-    Some(dir.join(format!("copy-kernel-{}", model())))
+/// The name of the file with the result for this machine: the model of its processor, and how many
+/// kernels it can run.
+fn name() -> String {
+    format!("{FILES}{}-{}", model(), CopyKernel::all().len())
 }
 
 /// The processor's family, model and stepping, as one number.
@@ -289,23 +289,24 @@ fn model() -> String {
 }
 
 /// Reads which kernels were chosen: `None` if they are to be measured.
-fn read(file: &Path) -> Option<[CopyKernel; 2]> {
+fn read(file: &Path) -> Option<Kept> {
     let text = fs::read_to_string(file).ok()?;
     let words: Vec<&str> = text.split_whitespace().collect();
     let [version, state, small, large] = words[..] else {
         return None;
     };
-    if version != VERSION.to_string() {
-        return None;
-    }
-    if state != "settled" {
-        let written = fs::metadata(file).and_then(|at| at.modified()).ok()?;
-        let age = SystemTime::now().duration_since(written).ok()?;
-        if age > AGAIN {
-            return None;
-        }
-    }
-    Some([CopyKernel::from_name(small)?, CopyKernel::from_name(large)?])
+    let (is_settled, longest) = match state {
+        "settled" => (true, SETTLED),
+        _ => (false, UNSETTLED),
+    };
+    let written = fs::metadata(file).and_then(|at| at.modified()).ok()?;
+    let age = SystemTime::now().duration_since(written).ok()?;
+    let is_known = version == VERSION.to_string() && age <= longest;
+    let kernels = [CopyKernel::from_name(small)?, CopyKernel::from_name(large)?];
+    is_known.then_some(Kept {
+        kernels,
+        is_settled,
+    })
 }
 
 /// Writes what [`read`] reads. Another process may do so at the same time.
@@ -318,8 +319,12 @@ fn note(file: &Path, calibration: &Calibration) -> std::io::Result<()> {
     let mut name = file.as_os_str().to_owned();
     name.push(format!(".{}", std::process::id()));
     let unfinished = Path::new(&name);
-    fs::write(unfinished, format!("{VERSION} {state} {small} {large}\n"))?;
-    fs::rename(unfinished, file)
+    let written = fs::write(unfinished, format!("{VERSION} {state} {small} {large}\n"))
+        .and_then(|()| fs::rename(unfinished, file));
+    if written.is_err() {
+        let _removed = fs::remove_file(unfinished);
+    }
+    written
 }
 
 #[cfg(test)]
@@ -388,10 +393,16 @@ mod tests {
                 let calibration = Calibration {
                     kernels: [kernel, CopyKernel::default_here()],
                     is_settled,
+                    is_kept: false,
                     speeds: Vec::new(),
                 };
                 note(&file, &calibration).unwrap();
-                assert_eq!(read(&file), Some(calibration.kernels));
+                let kernels = calibration.kernels;
+                let kept = Kept {
+                    kernels,
+                    is_settled,
+                };
+                assert_eq!(read(&file), Some(kept));
             }
         }
         for text in [

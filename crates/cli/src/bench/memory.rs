@@ -109,9 +109,12 @@ impl Plan {
                 "at most --batch, which is at most --size / 2",
             );
         }
-        if self.blocks.is_empty() {
+        if self.blocks.is_empty() && self.size < 8192 {
             let allowed = "at least 8KiB (twice the smallest block)";
             return refuse("--size", self.size as u64, allowed);
+        }
+        if self.blocks.is_empty() {
+            return refuse("--batch", self.batch as u64, "at least 4KiB");
         }
         if self.threads.contains(&0) {
             return refuse("--threads", 0, "1 or more");

@@ -113,13 +113,15 @@ fn exit_status(checks: &[Check]) -> i32 {
 
 /// The copy kernels of this machine; with `measures` they are measured again.
 fn kernels(measures: bool) -> Result<Vec<Check>, Error> {
+    const AGAIN: &str = "measure again while no other program runs: kvdepot doctor --calibrate";
+    const DIFFER: &str = "the measurements differed by more than 10 %";
     let all = CopyKernel::all();
     if cfg!(target_arch = "x86_64") && all.len() == 1 {
         let hint = "copies with checksums are several times faster with AVX2";
         return Ok(vec![Check::advice("copy kernel", all[0].name(), hint)]);
     }
     let mut checks = Vec::new();
-    let mut kernels = copy_kernel::kept();
+    let mut known = copy_kernel::kept().map(|kept| (kept.kernels, kept.is_settled));
     if measures {
         let calibration = copy_kernel::calibrate()?;
         for speed in &calibration.speeds {
@@ -128,25 +130,35 @@ fn kernels(measures: bool) -> Result<Vec<Check>, Error> {
             let value = format!("{name}, {leaf}: {rate:.1} GB/s, quartiles {spread:.0} % apart");
             checks.push(Check::ok("copy kernel", value));
         }
-        if !calibration.is_settled {
-            let hint = "measure again while no other program runs: kvdepot doctor --calibrate";
-            let value = "the measurements differ by more than 10 %; the default stays";
-            checks.push(Check::advice("copy kernel", value, hint));
+        if !calibration.is_kept {
+            let hint = "other processes measure again; set XDG_CACHE_HOME to a directory that \
+                        this user can write";
+            checks.push(Check::advice(
+                "copy kernel",
+                "the result was not stored",
+                hint,
+            ));
         }
-        kernels = Some(calibration.kernels);
+        known = Some((calibration.kernels, calibration.is_settled));
     }
-    let value = match kernels {
-        Some([small, large]) if small == large => small.name().to_owned(),
-        Some([small, large]) => {
-            format!(
-                "{} below 512 KiB, {} from 512 KiB",
-                small.name(),
-                large.name()
+    checks.push(match known {
+        Some((_, false)) => {
+            let value = format!("{} (the default; {DIFFER})", all[0].name());
+            Check::advice("copy kernel", value, AGAIN)
+        }
+        Some(([small, large], _)) if small == large => Check::ok("copy kernel", small.name()),
+        Some(([small, large], _)) => {
+            let (small, large) = (small.name(), large.name());
+            Check::ok(
+                "copy kernel",
+                format!("{small} below 512 KiB, {large} from 512 KiB"),
             )
         }
-        None => format!("{} (not measured yet)", all[0].name()),
-    };
-    checks.push(Check::ok("copy kernel", value));
+        None => Check::ok(
+            "copy kernel",
+            format!("{} (not measured yet)", all[0].name()),
+        ),
+    });
     Ok(checks)
 }
 

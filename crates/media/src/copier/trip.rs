@@ -13,7 +13,7 @@ use super::shared::{Errand, Flight, Shared, lock};
 use crate::carrier::{Carrier, Leg, Op, Receipt};
 use crate::checksum::LeafMac;
 use crate::error::Failure;
-use crate::memory::kernel::{self, Store};
+use crate::memory::kernel::{self, Isa, Store};
 use crate::memory::leaf::{Leaf, Plan};
 use crate::memory::mover::{Mover, Units};
 use crate::slab::{Region, Waits};
@@ -288,7 +288,7 @@ impl Trip {
             // promised, or lie in the region, which is this trip's alone while no leg is under way;
             // `Area` lays out nothing beyond its end. They do not overlap: areas are apart, regions
             // are in nobody's buffer, and a step from memory to memory there is none.
-            unsafe { self.feed(mover, (src, dst, step.len as usize), Plan { store, next }) };
+            unsafe { self.feed((src, dst, step.len as usize), Plan { store, next }) };
             self.left -= step.len;
             if self.left == 0 {
                 let mac = self.mac.take().map(|mac| mac.finish());
@@ -308,13 +308,7 @@ impl Trip {
     /// # Safety
     ///
     /// As [`Leaf::feed`].
-    unsafe fn feed(
-        &mut self,
-        mover: Mover,
-        (mut src, mut dst, len): (*const u8, *mut u8, usize),
-        plan: Plan,
-    ) {
-        let isa = mover.kernel(len as u64).isa;
+    unsafe fn feed(&mut self, (mut src, mut dst, len): (*const u8, *mut u8, usize), plan: Plan) {
         let piece = match self.mac {
             Some(_) => MAC_PIECE,
             None => len,
@@ -323,7 +317,7 @@ impl Trip {
         while left > 0 {
             let now = left.min(piece);
             // SAFETY: the caller's promise, of a part of it.
-            unsafe { self.leaf.feed(isa, src, dst, now, plan) };
+            unsafe { self.leaf.feed(Isa::best(), src, dst, now, plan) };
             if let Some(mac) = &mut self.mac {
                 // SAFETY: readable, by the caller's promise; what is copied does not overlap it.
                 mac.update(unsafe { std::slice::from_raw_parts(src, now) });

@@ -81,6 +81,10 @@ impl Isa {
     ///
     /// As [`Isa::stripes`], for each. For [`Store::Through`], the stripes are whole blocks, and
     /// [`DESK`] bytes at each desk are writable, apart from the others and the destinations.
+    #[cfg_attr(
+        any(not(target_arch = "x86_64"), miri),
+        expect(unused_variables, reason = "nothing is fetched")
+    )]
     #[inline]
     pub(crate) unsafe fn together<const WAYS: usize>(
         self,

@@ -54,7 +54,10 @@ impl Mover {
     ) {
         let mut numbers = first..first + count;
         let staged = stage.is_between();
-        let kernel = self.kernel(units.unit(first).1);
+        let kernel = match staged {
+            true => CopyKernel::default_here(),
+            false => self.kernel(units.unit(first).1),
+        };
         let mut start = |way| {
             let number = numbers.next()?;
             let slot = Slot::start(units, number, self, way, staged);
@@ -150,7 +153,9 @@ unsafe fn together<const COUNT: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         let leaves = slots.each_mut().map(|slot| &mut slot.leaf);
-        let how = (kernel.isa, kernel.fetches);
+        // The processor is late to follow fewer streams.
+        let fetches = kernel.fetches || COUNT < kernel.ways;
+        let how = (kernel.isa, fetches);
         Leaf::feed_together(leaves, how, runs, stripes as usize, store);
     }
     for slot in slots {

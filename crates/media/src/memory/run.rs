@@ -32,6 +32,7 @@ impl Run {
     /// What is fetched while a block is moved, after which `left` whole ones remain: what comes a
     /// block later or, for a run alone, two; at the end of the run what this lane reads next.
     /// Measured: one block is too late for a single stream, and two of four streams are too much.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     #[inline]
     pub(crate) fn ahead(&self, ways: usize, left: usize) -> *const u8 {
         let blocks = if ways == 1 { 2 } else { 1 };

@@ -53,9 +53,10 @@ pub const OPTIONS: &[OptionSpec] = &[
         "auto",
         "Copy kernel in the process that opens the depot: instruction set, number of blocks of at \
          most 1MiB that a copy thread copies in turns, and `fetch` for explicit prefetches. \
-         `auto`: the fastest kernel. A process that has copied 256MiB measures all kernels once \
-         per machine, and stores the result in the cache directory. `kvdepot doctor` prints it, \
-         and `kvdepot doctor --calibrate` measures again. Attached processes always use `auto`.",
+         `auto`: the default kernel for the first 256MiB that a process copies, then the fastest \
+         kernel. kvdepot measures all kernels and stores the result in the cache directory for a \
+         week. `kvdepot doctor` prints it, and `kvdepot doctor --calibrate` measures again. \
+         Attached processes always use `auto`.",
     ),
     OptionSpec::new(
         "",
