@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvdepot_host::fork::Unshared;
-use kvdepot_host::limits;
+use kvdepot_host::{EachMinute, limits};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
@@ -79,8 +79,7 @@ pub(crate) fn run<H: Host>(listener: &Unshared<impl AsFd>, host: &Arc<H>) {
     let _waits = rustix::io::ioctl_fionbio(listener, true);
     // The oldest is the first.
     let mut waiting: Vec<Arrival> = Vec::new();
-    // The error of the last try to accept.
-    let mut failing = None;
+    let failures = EachMinute::default();
     while !host.is_closing() {
         let Ok(ready) = wait(listener, &waiting) else {
             std::thread::sleep(ACCEPT_PAUSE);
@@ -115,15 +114,11 @@ pub(crate) fn run<H: Host>(listener: &Unshared<impl AsFd>, host: &Arc<H>) {
             continue;
         }
         match Arrival::accept(listener, host.as_ref()) {
-            Ok(arrival) => {
-                failing = None;
-                waiting.extend(arrival);
-            }
+            Ok(arrival) => waiting.extend(arrival),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
             Err(error) => {
-                // Whoever connects still stands in line: once is enough.
-                if failing.replace(error) != Some(error) {
-                    tracing::warn!(%error,
+                if let Some(unsaid) = failures.may_say() {
+                    tracing::warn!(%error, unsaid,
                         "cannot accept connections; other processes wait until a retry succeeds");
                 }
                 std::thread::sleep(ACCEPT_PAUSE);

@@ -221,11 +221,16 @@ fn refusal(making: &Making) -> Refused {
 /// The reservation of a block that has room at its homes.
 fn make(common: &Arc<Common>, namespace: NamespaceId, making: Making) -> Reserved {
     let Wanted {
-        key, len, parts, ..
+        key,
+        len,
+        parts,
+        stamp,
+        ..
     } = making.wanted;
     let place = Place {
         len,
         parts,
+        stamp,
         ..Place::of(Identity { namespace, key })
     };
     let stored = making.block.len;

@@ -6,7 +6,7 @@
 use std::collections::BinaryHeap;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
@@ -27,6 +27,7 @@ use crate::tier::posix::name::{BLOCKS, identity_of};
 /// How often a process looks whether there is something to do, and how old a count may be.
 const TICK: Duration = Duration::from_secs(60);
 const COUNT_AGAIN: Duration = Duration::from_secs(3600);
+const COUNT_IN_DOUBT: Duration = Duration::from_secs(300);
 
 /// How long one who finds another at it waits, at first and at most.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -48,6 +49,8 @@ pub(super) struct Collector {
     usage: Arc<Usage>,
     wake: Notify,
     needed: AtomicU64,
+    /// A block was refused since the last count, as no space was spare.
+    doubts: AtomicBool,
     rounds: watch::Sender<u64>,
     evicted: [AtomicU64; 2],
     departures: Arc<Departures>,
@@ -92,10 +95,16 @@ impl Collector {
             usage: Arc::clone(usage),
             wake: Notify::new(),
             needed: AtomicU64::new(0),
+            doubts: AtomicBool::new(false),
             rounds: watch::Sender::new(0),
             evicted: Default::default(),
             departures: Arc::clone(departures),
         })
+    }
+
+    /// Has the next round count, if the last count is older than some minutes.
+    pub(super) fn doubt(&self) {
+        self.doubts.store(true, Ordering::Relaxed);
     }
 
     /// Has a round begin soon.
@@ -187,7 +196,11 @@ impl Collector {
 
     fn is_needed(&self, used: Used, needed: u64) -> bool {
         let lacks = needed > 0 && used.bytes.saturating_add(needed) > self.usage.capacity();
-        let is_old = used.counted.is_none_or(|age| age >= COUNT_AGAIN);
+        let longest = match self.doubts.load(Ordering::Relaxed) {
+            true => COUNT_IN_DOUBT,
+            false => COUNT_AGAIN,
+        };
+        let is_old = used.counted.is_none_or(|age| age >= longest);
         is_old || lacks || used.bytes >= self.usage.part(BEGIN)
     }
 
@@ -195,6 +208,7 @@ impl Collector {
     /// announced; what is left. `None` where another one does that.
     async fn count(&self, by: &Collecting, needed: u64) -> Result<Option<Counted>, Fault> {
         let begun = clock::now();
+        self.doubts.store(false, Ordering::Relaxed);
         let mut sum = 0_u64;
         let mut oldest = Oldest {
             heap: BinaryHeap::new(),

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvdepot_arena::format::file_header::LEN;
 use kvdepot_arena::parts::{self, Part};
-use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, TakesBack, Token};
+use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, TakesBack, Token, Wanted};
 use kvdepot_media::{Buffer, Carrier, Checksum, Mac};
 use parking_lot::Mutex;
 
@@ -330,15 +330,23 @@ impl State {
 }
 
 impl Making {
-    /// Keeps what was taken for a block that may be a `copy`.
+    /// Keeps what was taken for a block.
     pub(super) fn reserve(
         mut self,
         (memory, promise): (Staged, Promise),
-        (len, parts, copy): (u64, u16, bool),
+        wanted: &Wanted,
     ) -> Option<Reserved> {
+        let &Wanted {
+            len,
+            parts,
+            stamp,
+            copy,
+            ..
+        } = wanted;
         let place = Place {
             len,
             parts,
+            stamp,
             ..Place::of(self.name)
         };
         let new = New {

@@ -92,15 +92,33 @@ impl Common {
             lacks_room |= matches!(&one, Err(Refused::Full(_))) && Instant::now() >= until;
             made.push(one);
         }
-        let full = made.iter_mut().zip(&names);
-        let full = full.filter(|(one, _)| matches!(one, Err(Refused::Full(_))));
-        // What is there needs no room.
-        let looks = full.map(async |(one, name)| {
-            if let Ok(Seen::Block(_)) = self.look(name, Way::Write).await {
-                *one = Err(Refused::Present(self.held.nowhere()));
+        // What is there needs no room. Behind the first block beyond the limit that is not, none of
+        // its prompt is.
+        let is_limit = |one: &Result<_, _>| match one {
+            Err(Refused::Full(full)) => Some(full.cause == Cause::Limit),
+            _ => None,
+        };
+        let full: Vec<(usize, bool)> = made
+            .iter()
+            .enumerate()
+            .filter_map(|(at, one)| Some((at, is_limit(one)?)))
+            .collect();
+        for some in full.chunks(self.bucket.at_once()) {
+            let looks = some.iter().map(async |(at, is_limit)| {
+                let seen = self.look(&names[*at], Way::Write).await;
+                (*at, *is_limit, matches!(seen, Ok(Seen::Block(_))))
+            });
+            let seen = join_all(looks).await;
+            for (at, _, _) in seen.iter().filter(|(_, _, is_there)| *is_there) {
+                made[*at] = Err(Refused::Present(self.held.nowhere()));
             }
-        });
-        join_all(looks).await;
+            if seen
+                .iter()
+                .any(|(_, is_limit, is_there)| *is_limit && !is_there)
+            {
+                break;
+            }
+        }
         // Who would write a block uses the one that is there.
         let there = names.iter().zip(&made);
         let there = there.filter(|(_, one)| matches!(one, Err(Refused::Present(_))));
@@ -151,6 +169,9 @@ impl Common {
             let most = self.block_max;
             return Err(self.full(wanted.len, Cause::Large { most }));
         }
+        if let Some(refused) = self.beyond_limit(need) {
+            return Err(refused);
+        }
         let until = patience.for_memory.then_some(patience.until);
         let Some(memory) = self.staging.take(bytes as usize, until).await else {
             if wanted.copy {
@@ -171,9 +192,8 @@ impl Common {
             }
         }
         let promise = self.promise(need, patience).await?;
-        let about = (wanted.len, wanted.parts, wanted.copy);
         making
-            .reserve((memory, promise), about)
+            .reserve((memory, promise), wanted)
             .ok_or(Refused::Declined)
     }
 
@@ -193,17 +213,20 @@ impl Common {
             beyond,
             may_evict,
         } = need;
-        // Room that a collection would soon have to make is no spare room.
-        let is_spent = || !may_evict && usage.seen() > usage.part(END);
         let mut was_counted = false;
-        while !is_spent() {
+        loop {
+            if let Some(refused) = self.beyond_limit(need) {
+                return Err(refused);
+            }
             let taken = match for_room {
                 true => usage.take(bytes, beyond).await,
                 false => Ok(usage.take_granted(bytes)),
             };
             match taken {
-                Ok(Some(_)) if is_spent() => break,
                 Ok(Some(promise)) => {
+                    if let Some(refused) = self.beyond_limit(Need { bytes: 0, ..need }) {
+                        return Err(refused);
+                    }
                     if usage.seen() >= usage.part(BEGIN) {
                         collector.wake();
                     }
@@ -221,8 +244,8 @@ impl Common {
             collector.make_room(needed, left).await;
             was_counted = true;
         }
-        let (capacity, seen) = (usage.capacity(), usage.seen());
-        let free = capacity.saturating_sub(seen);
+        let capacity = usage.capacity();
+        let free = capacity.saturating_sub(usage.seen());
         Err(self.full(
             bytes - LEN as u64,
             match may_evict {
@@ -230,6 +253,19 @@ impl Common {
                 false => Cause::Limit,
             },
         ))
+    }
+
+    /// The refusal of a block that may evict no other and finds no spare room. Room that a
+    /// collection would soon have to make is none.
+    fn beyond_limit(&self, need: Need) -> Option<Refused> {
+        let (usage, collector) = self.fleet.as_ref()?;
+        let used = usage.seen().saturating_add(need.bytes);
+        if need.may_evict || used <= usage.part(END) {
+            return None;
+        }
+        // Much may have been removed since the last count.
+        collector.doubt();
+        Some(self.full(need.bytes.saturating_sub(LEN as u64), Cause::Limit))
     }
 
     fn full(&self, requested: u64, cause: Cause) -> Refused {
