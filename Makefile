@@ -253,6 +253,19 @@ bench-cuda: command package $(VENV)/.vllm ## Measure copies to and from a CUDA d
 	fi
 	PYTHONPATH=bench:tests/python:tests/engine $(BIN)/python -m vllm_step $(filter --json,$(BENCH_FLAGS))
 
+PACK_MIB ?= 40
+
+.PHONY: gpu-pack
+gpu-pack: package ## Pack what `make gpu-day` needs on a machine without a network, in parts of PACK_MIB
+	PYTHONPATH=bench $(BIN)/python -m gpu_day.pack --pack-mib $(PACK_MIB) $(GPU_FLAGS)
+
+# It builds nothing: the machine may have no compiler and no network.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+
+.PHONY: gpu-day
+gpu-day: ## Measure what needs a GPU for at most GPU_SECONDS (540), the most important first
+	PYTHONPATH=bench $(GPU_PYTHON) -m gpu_day $(addprefix --seconds=,$(GPU_SECONDS)) $(GPU_FLAGS)
+
 .PHONY: bench-session
 bench-session: package $(VENV)/.llama ## Measure prompts of llama.cpp and of its server, with and without stored states
 	PYTHONPATH=bench:tests/llama_cpp:examples $(BIN)/python -m llama_restore $(BENCH_FLAGS)
@@ -425,7 +438,7 @@ lint-rust:
 	@# C of dependencies, which is `ring`'s, needs a compiler for it: nothing is linked, so none does.
 	$(call say,cargo check for the other processor)
 	@rustup target add $(OTHER) >/dev/null 2>&1 || { echo "skipped: rustup has no $(OTHER)"; exit 0; }; \
-		CC_$(subst -,_,$(OTHER))=true AR_$(subst -,_,$(OTHER))=true \
+		CC_$(subst -,_,$(OTHER))=true AR_$(subst -,_,$(OTHER))=true RUSTFLAGS="-D warnings" \
 		cargo check --quiet --target $(OTHER) -p kvdepot-store -p kvdepot-cli --no-default-features
 	$(call say,cargo doc)
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet

@@ -113,6 +113,11 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
         help="maximum number of tokens per step (default: 8192)",
     )
     engine.add_argument(
+        "--block-size",
+        type=int,
+        help="tokens per block of vLLM's own cache (default: vLLM's default)",
+    )
+    engine.add_argument(
         "--extra",
         type=json.loads,
         default={},
@@ -228,6 +233,7 @@ class Bench:
             gpu_bytes=(largest + SPARE_TOKENS) * self._token_bytes,
             max_model_len=positions,
             batched_tokens=options.batched_tokens,
+            block_size=options.block_size,
         )
         say(
             f"{self._token_bytes / 1024:.0f} KiB of KV a token; {self._plan.gpu_bytes / GIB:.1f} "

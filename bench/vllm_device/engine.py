@@ -49,7 +49,9 @@ class Engine:
     """One `LLM`, with greedy sampling and no tokenizer."""
 
     def __init__(self, plan: Plan) -> None:
-        more = {"kv_transfer_config": plan.transfer} if plan.transfer else {}
+        more: dict[str, Any] = {"kv_transfer_config": plan.transfer} if plan.transfer else {}
+        if plan.block_size:
+            more["block_size"] = plan.block_size
         self.llm: Any = LLM(
             model=plan.model,
             load_format="dummy",

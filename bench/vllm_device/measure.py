@@ -43,6 +43,8 @@ class Report:
     def row(self, way: str, metric: str, unit: str, value: float, **more: Any) -> None:
         """One number, and what it is of."""
         case = {"way": way} | more.pop("case", {})
+        if self._plan.block_size:
+            case["block_size"] = self._plan.block_size
         row = {"bench": "vllm_device", "device": self.device, "case": case, "metric": metric}
         self._write({"row": row | {"unit": unit, "value": round(value, 2)} | more})
 

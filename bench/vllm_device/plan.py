@@ -33,6 +33,8 @@ class Plan:
     gpu_bytes: int = 0
     max_model_len: int = 0
     batched_tokens: int = 8192
+    block_size: int | None = None
+    """Tokens of a block of vLLM's own cache; vLLM's default if `None`."""
     transfer: dict[str, Any] | None = None
     """vLLM's `kv_transfer_config`."""
 

@@ -1,5 +1,6 @@
 //! What a kernel is given: where bytes are read, and where and how they are stored.
 
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 use super::xxh3::{BLOCK_STRIPES, STRIPE};
 
 /// What a kernel does with the bytes besides hashing them.
