@@ -24,7 +24,8 @@ from program import say
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
-PLATFORMS = ("2_28", "2_27", "2_26", "2_24", "2_17", "2_12", "2_5")
+# glibc of the other machine, such as Ubuntu 22.04's: pip compares tags, and not versions.
+GLIBC = range(5, 36)
 TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "xxhash", "blake3")
 # Nothing that the slots import needs these files of vLLM, which are most of its size.
 LEFT_OUT = (
@@ -52,7 +53,7 @@ def wheels(requirements: list[str], python: str, folder: Path) -> list[Path]:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--disable-pip-version-check", "--only-binary=:all:", "--implementation=cp"]
     command += [f"--python-version={python}", f"--dest={folder}"]
-    command += [f"--platform=manylinux_{glibc}_x86_64" for glibc in PLATFORMS]
+    command += [f"--platform=manylinux_2_{minor}_x86_64" for minor in reversed(GLIBC)]
     command += [f"--platform=manylinux{year}_x86_64" for year in ("2014", "2010", "1")]
     subprocess.run([*command, *requirements], check=True)
     return sorted(set(folder.glob("*.whl")) - before)

@@ -66,6 +66,7 @@ def small(*ways: str, at_a_time: tuple[int, ...] = (1,), more: str) -> list[str]
 ENGINE = ("kvdepot", "vllm", "torch")
 BLOCKS = tuple(f"--block={size}" for size in ("64KiB", "256KiB", "1MiB", "4MiB"))
 FEW_DECODED = "--decode --decode-tokens 300"
+PROMPTS_ONLY = '--extra {"offload_prompt_only":true}'
 
 SLOTS = [
     Slot(
@@ -97,6 +98,14 @@ SLOTS = [
         150,
         vllm("computed", "offload", "Cache", tokens=(64,), more="--decode --rounds 1"),
         small("computed", "Cache", more=FEW_DECODED),
+        ENGINE,
+    ),
+    Slot(
+        "decode-prompts",
+        "the same, if kvdepot stores prompts only, as vLLM's offloading does by default",
+        120,
+        vllm("offload", "Cache", tokens=(64,), more=f"--decode --rounds 1 {PROMPTS_ONLY}"),
+        small("Cache", more=f"{FEW_DECODED} {PROMPTS_ONLY}"),
         ENGINE,
     ),
     Slot(

@@ -7,9 +7,11 @@ asked what is still under way.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vllm import LLM, SamplingParams
@@ -20,10 +22,24 @@ from vllm_device.plan import Plan
 SETTLE_SECONDS = 180.0
 ASK_SECONDS = 180.0
 PAUSE_SECONDS = 0.001
+PREFAULT_SECONDS = 60.0
+# The threads in which kvdepot gives pages to its tiers.
+PREFAULTS = "kvdepot-present"
+SHORT_TOKEN = 20
 
 
 class EngineError(Exception):
     """The engine did not do what the measurement needs."""
+
+
+def thread_names() -> set[str]:
+    """Names of the threads of this process."""
+    names = set()
+    for file in Path("/proc/self/task").glob("*/comm"):
+        # A thread may end at any time.
+        with contextlib.suppress(OSError):
+            names.add(file.read_text().strip())
+    return names
 
 
 @dataclass(frozen=True)
@@ -99,6 +115,18 @@ class Engine:
         tiers = self._depot.stats()["tiers"]
         return {name: int(tier["hit_blocks"]) for name, tier in tiers.items()}
 
+    def wait_for_pages(self) -> None:
+        """Wait until kvdepot's tiers have all their pages, so that nothing competes with decoding.
+
+        vLLM's own offloading has all pages when the engine has started.
+        """
+        deadline = time.monotonic() + PREFAULT_SECONDS
+        while time.monotonic() < deadline:
+            if PREFAULTS not in thread_names():
+                return
+            time.sleep(0.1)
+        raise EngineError(f"the tiers' pages were not there after {PREFAULT_SECONDS:.0f} s")
+
     # ---- TTFT --------------------------------------------------------------------------------
 
     def ask(self, prompts: list[list[int]]) -> list[Answer]:
@@ -128,10 +156,15 @@ class Engine:
         raise EngineError(f"stores were still under way after {SETTLE_SECONDS:.0f} s")
 
     def forget(self) -> None:
-        """Empty vLLM's own prefix cache; the connector's stays as it is."""
+        """Empty vLLM's own prefix cache; the connector's stays as it is.
+
+        After a reset, kvdepot sums all weights before the next lookup. Requests seldom follow a
+        reset, so a short one takes that time.
+        """
         self.settle()
         if not self.llm.reset_prefix_cache():
             raise EngineError("vLLM's own prefix cache could not be reset")
+        self.ask([[SHORT_TOKEN] * 3])
 
     # ---- decoding ----------------------------------------------------------------------------
 

@@ -238,6 +238,7 @@ class Measurement:
 
             kinds["load"] = load
             kinds["store"] = lambda: next(fresh)
+        self.engine.wait_for_pages()
         for kind, feed in kinds.items():
             self.engine.forget()
             self.engine.start_stream(self._prompts(1, STREAM_PROMPT, 5)[0], STREAM_TOKENS)

@@ -121,7 +121,9 @@ def check(
             raise kvdepot.ConfigError(f"{error}; or did you mean {near!r}?") from error
         if where:
             own = ", ".join(name for name, setting in schema.by_name.items() if setting.help)
-            raise kvdepot.ConfigError(f"{error} (in {where}, which also takes {own})") from error
+            raise kvdepot.ConfigError(
+                f"{error} (in {where}; other keys allowed there: {own})"
+            ) from error
         raise
 
 

@@ -318,7 +318,7 @@ def test_a_load_that_hangs_keeps_its_rows_and_the_engine_goes_on(
     assert engine.load(*others) == [content(each) for each in others]
     assert engine.manager.primary_tier._num_write_pending_chunks == 3
     assert engine.slowest < PROMPT_SECONDS
-    with pytest.raises(kvdepot.Error, match="a tier still copies vLLM's CPU tier"):
+    with pytest.raises(kvdepot.Error, match="has not finished a copy from or to vLLM's CPU tier"):
         engine.close()
     assert engine.manager.primary_tier.get_kv_memoryview()[0, 0] is not None, "still mapped"
     held.holds = False

@@ -98,7 +98,9 @@ impl Inspection {
         };
         if layout.data >= mapping.len() {
             return Err(corrupt(
-                "the file ends inside the record table; restore its full size".into(),
+                "the file was truncated inside the record table; restore the file from a copy, or \
+                 remove it"
+                    .into(),
             ));
         }
         Ok(Inspection {

@@ -118,8 +118,9 @@ pub enum Error {
     },
     /// The buffers of one side of a part are in several locations.
     #[error(
-        "the buffer at {addr:#x} is in another place than the first source (or destination) of the \
-         copy; use buffers that are all in host memory, in one file, or on one device"
+        "the buffer at {addr:#x} is not in the same memory, file or device as the first source (or \
+         destination) of the copy; use buffers that are all in host memory, in one file, or on one \
+         device"
     )]
     MixedEnds {
         /// Address or offset of the first buffer that differs.

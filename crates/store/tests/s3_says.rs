@@ -51,7 +51,8 @@ impl Subscriber for Log {
 
 #[test]
 fn a_store_that_refuses_says_so_once_and_when_that_is_over() {
-    const REFUSES: &str = "object store rejected a request; blocks of the tier are misses";
+    const REFUSES: &str = "the object store rejected a request; the tier finds and stores no \
+                           blocks until requests succeed";
     const MENDED: &str = "object store accepts requests again";
     let log = Log::default();
     tracing::subscriber::set_global_default(log.clone()).unwrap();

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -44,17 +45,20 @@ def sum_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str | None:
 
     None if a tensor has no bytes at present: on the `meta` device.
     """
-    digest = hashlib.sha256()
-    known: dict[tuple[Any, ...], tuple[int, ...]] = {}
+    described: list[tuple[tuple[Any, ...], ...]] = []
+    parts: dict[tuple[Any, ...], _Part] = {}
     for name, tensor in tensors:
         if tensor.device.type == "meta":
             return None
         # Tied weights are one tensor under two names.
         place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if place not in known:
-            known[place] = _sum(tensor)
-        described = name, tuple(tensor.shape), str(tensor.dtype), known[place]
-        digest.update(repr(described).encode())
+        if place not in parts:
+            parts[place] = _part(tensor)
+        described.append((place, (name, tuple(tensor.shape), str(tensor.dtype))))
+    known = dict(zip(parts, _sums(list(parts.values())), strict=True))
+    digest = hashlib.sha256()
+    for place, about in described:
+        digest.update(repr((*about, known[place])).encode())
     return digest.hexdigest()
 
 
@@ -96,9 +100,17 @@ def _order(tensor: torch.Tensor) -> list[int]:
     return sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
 
 
-def _sum(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The order of the dimensions in memory, the size in bytes, and one sum modulo 2**64 for each
-    seed."""
+class _Part(NamedTuple):
+    """One tensor's contribution to a sum."""
+
+    fixed: tuple[int, ...]
+    """The order of the dimensions in memory, and the size in bytes."""
+    chunks: list[torch.Tensor]
+    """For each seed, one number of 64 bits per chunk. They are still on the tensor's device: each
+    copy to the processor would wait for all work before it."""
+
+
+def _part(tensor: torch.Tensor) -> _Part:
     flat = _flat(tensor).contiguous().view(torch.uint8)
     if flat.data_ptr() % 8:
         flat = flat.clone()
@@ -107,17 +119,33 @@ def _sum(tensor: torch.Tensor) -> tuple[int, ...]:
     pieces = [flat[first : min(first + batch, whole)] for first in range(0, whole, batch)]
     if whole < size:
         pieces.append(torch.nn.functional.pad(flat[whole:], (0, -size % 8)))
-    sums = [0] * len(SEEDS)
+    chunks: list[list[torch.Tensor]] = [[] for _ in SEEDS]
     for piece in pieces:
         words = piece.view(torch.int64)
         words = words.view(-1, min(CHUNK, words.numel()))
         # A change in a word's upper bytes alone is one in the lower bytes too.
         words = words ^ ((words >> 32) & LOW)
-        for index, seed in enumerate(SEEDS):
+        for found, seed in zip(chunks, SEEDS, strict=True):
             coefficients = _coefficients(flat.device, seed)[: words.shape[1]]
-            for chunk in (words * coefficients).sum(dim=1).tolist():
-                sums[index] = (sums[index] * MULTIPLIER + chunk) & MASK
-    return (*_order(tensor), size, *sums)
+            found.append((words * coefficients).sum(dim=1))
+    nothing = torch.empty(0, dtype=torch.int64, device=flat.device)
+    return _Part((*_order(tensor), size), [torch.cat([nothing, *found]) for found in chunks])
+
+
+def _sums(parts: list[_Part]) -> Iterator[tuple[int, ...]]:
+    """Of each part what is fixed, and one sum modulo 2**64 for each seed."""
+    chunks: dict[torch.device, list[torch.Tensor]] = {}
+    for part in parts:
+        chunks.setdefault(part.chunks[0].device, []).extend(part.chunks)
+    values = {device: iter(torch.cat(each).tolist()) for device, each in chunks.items()}
+    for part in parts:
+        sums = []
+        for found in part.chunks:
+            total = 0
+            for chunk in itertools.islice(values[found.device], found.numel()):
+                total = (total * MULTIPLIER + chunk) & MASK
+            sums.append(total)
+        yield (*part.fixed, *sums)
 
 
 @functools.cache

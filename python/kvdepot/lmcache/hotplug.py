@@ -91,7 +91,10 @@ def apply(
         raise L2ReconfigureError(409, "another process uses the device") from error
     except kvdepot.CorruptError as error:
         log.warning("%s %s: %s", operation, path, error)
-        raise L2ReconfigureError(409, "the device contains data that is not an arena") from error
+        raise L2ReconfigureError(
+            409,
+            "the device contains data that is not an arena; erase the device, or use another one",
+        ) from error
     except kvdepot.Error as error:
         log.warning("%s %s: %s", operation, path, error)
         raise L2ReconfigureError(400, f"the operation {operation} failed; see the log") from error

@@ -83,7 +83,7 @@ def warn_of_names(logger: logging.Logger, weights: str) -> None:
     else empty."""
     logger.warning(
         "weights: not set; models that differ only in %sRoPE settings, quantization or adapters "
-        "share blocks, because LMCache's keys do not include these; set weights to a text that "
+        "share blocks, because LMCache's keys lack these; set weights to a text that "
         "identifies the model",
         weights,
     )

@@ -75,7 +75,7 @@ def _address(value: Any) -> str:
 DEVICES = Setting(
     ("devices",),
     Kind("a list of at least one {device_path, max_dax_size_gb}", _entries),
-    "devices of the tier `Dax`, instead of `device_path` and `max_dax_size`",
+    "list of the devices of the tier `Dax`, instead of `device_path` and `max_dax_size`",
     option="dax.devices",
 )
 
@@ -97,9 +97,9 @@ KNOBS = Schema(
     Setting(
         ("slot_bytes",),
         SIZE,
-        "expected size of a block, at most the capacity of a device. A size below 32KiB sets "
-        "`records` to the total capacity divided by this size, if the capacity is set. Blocks of "
-        "other sizes are stored at their actual size",
+        "expected size of a block, at most the capacity of a device. If `slot_bytes` is below "
+        "32KiB and the capacity is set, kvdepot sets `records` to the total capacity divided by "
+        "`slot_bytes`. Blocks of other sizes are stored at their actual size",
     ),
     Setting(
         ("restore_workers", "num_load_workers"),
@@ -110,7 +110,7 @@ KNOBS = Schema(
     Setting(
         ("num_store_workers",),
         COUNT,
-        "ignored, because the copy threads also store; an invalid value is an error",
+        "ignored, because the copy threads also store blocks; an invalid value is an error",
     ),
     Setting(
         ("num_lookup_workers",),
@@ -120,28 +120,30 @@ KNOBS = Schema(
     Setting(
         ("restore_max_regions",),
         COUNT,
-        "number of regions of the staging buffer, 1 to 4096; sets kvdepot's `staging_regions`",
+        "number of regions of the [staging buffer](../glossary.md#staging-buffer), 1 to 4096; sets "
+        "kvdepot's `staging_regions`",
         option="staging_regions",
     ),
     Setting(
         ("retrieve_staging_slab_bytes",),
         SIZE,
-        "size of the staging buffer, which kvdepot uses only if a direct copy is impossible; sets "
-        "kvdepot's `staging_slab`. Copies into LMCache's CPU memory are direct",
+        "size of the [staging buffer](../glossary.md#staging-buffer); sets kvdepot's "
+        "`staging_slab`. kvdepot uses the staging buffer only if a direct copy is impossible; "
+        "copies into LMCache's CPU memory are direct",
         option="staging_slab",
     ),
     Setting(
         ("async_put",),
         FLAG,
         "asynchronous puts in the in-process mode: if `true`, a put returns before its blocks are "
-        "stored. The multi-process mode ignores this setting",
+        "stored. The multi-process mode ignores `async_put`",
         default=True,
     ),
     Setting(
         ("hotplug_enabled",),
         FLAG,
-        "hot-plugging in the multi-process mode: if `true`, devices can be added and removed over "
-        "HTTP. The in-process mode ignores this setting",
+        "hot-plugging in the multi-process mode: if `true`, you can add and remove devices over "
+        "HTTP. The in-process mode ignores `hotplug_enabled`",
         default=False,
     ),
     Setting(
@@ -153,8 +155,8 @@ KNOBS = Schema(
     Setting(
         ("eviction",),
         Kind("a mapping whose eviction_policy is 'LRU'", _eviction),
-        "eviction policy of LMCache. Only LRU is allowed: kvdepot always evicts the least recently "
-        "used blocks",
+        "LMCache's eviction policy. Only LRU is allowed, because kvdepot always evicts the least "
+        "recently used blocks",
     ),
     Setting(
         ("salt",),
@@ -166,7 +168,7 @@ KNOBS = Schema(
         ("weights",),
         Kind("a text that is not empty, other than 'sampled' and 'full'", _names_weights),
         "kvdepot's option: text that identifies the weights and all other settings that change KV "
-        "data and that [LMCache's keys omit](#limits-of-lmcaches-keys)",
+        "data but that [LMCache's keys omit](#limits-of-lmcaches-keys)",
     ),
 )
 
@@ -175,8 +177,8 @@ PLACES = Schema(
     Setting(
         ("pipeline",),
         _settings.text("a text such as 'Cache|Dax'"),
-        "tiers of the depot, first to last. Default: the tiers with a section in the "
-        "configuration, and also `Dax` if none of these tiers is persistent",
+        "storage tiers, first (nearest to the engine) to last. Default: the tiers with a section "
+        "in the configuration; if none of these tiers is persistent, also `Dax`",
         option="pipeline",
     ),
     Setting(
@@ -185,8 +187,8 @@ PLACES = Schema(
             "'unix:' and the socket of a running server; for an arena use dax.path",
             _address,
         ),
-        "depot of a running server, instead of tiers. With `path`, the only allowed option of the "
-        "depot is `lanes`",
+        "socket of a running server whose depot the connector uses instead of its own tiers. With "
+        "`path`, the only other allowed option of the depot is `lanes`",
         option="path",
     ),
 )

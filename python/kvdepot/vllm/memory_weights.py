@@ -191,7 +191,9 @@ class MemoryWeights:
         try:
             sums = worker_calls.call(executor, sum_rank)
         except Exception:
-            logger.exception("kvdepot: cannot hash the weights in memory; the weights are unknown")
+            logger.exception(
+                "kvdepot: cannot hash the weights in memory; kvdepot stores and loads nothing"
+            )
             return None
         logger.debug("kvdepot: weights summed in %.3f s", time.perf_counter() - start)
         if None in sums:

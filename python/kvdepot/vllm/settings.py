@@ -29,7 +29,8 @@ UCM_CONFIG_FILE = "UCM_CONFIG_FILE"
 CONFIG_FILE = Setting(
     ("config_file", UCM_CONFIG_FILE),
     _settings.optional(_settings.text("the path of a YAML file")),
-    "YAML file with these settings, or [a configuration file of UCM](../ucm.md)",
+    "YAML file with the settings of this table and options of the depot, or [a configuration file "
+    "of UCM](../ucm.md)",
 )
 SALT = Setting(
     ("salt",),
@@ -50,7 +51,7 @@ ON_RESET = Setting(
 WEIGHTS = Setting(
     ("weights",),
     _settings.WORD,
-    "identification of the weights: `sampled`, `full`, or a text of your own "
+    "identification of the model's weights: `sampled`, `full`, or a text of your choice "
     "([values](#cache-key-and-namespace))",
     default=engine_weights.SAMPLED,
 )
@@ -59,7 +60,7 @@ SETTINGS = Schema(
     Setting(
         ("pipeline",),
         _settings.text("a text such as 'Cache|Dax'"),
-        "tiers of the depot, first to last; or `unix:` and the path of the socket of a "
+        "storage tiers, first (nearest to the engine) to last; or `unix:` and the socket path of a "
         "[server](#sharing-a-depot-between-engines)",
         default="Cache|Dax",
     ),
@@ -69,9 +70,9 @@ SETTINGS = Schema(
     Setting(
         ("lookup_wait",),
         _settings.DURATION,
-        "maximum total time that a request waits for slow lookups, for promotions, and for blocks "
-        "that another request is storing. Afterwards, vLLM computes the missing blocks. With `0s`, "
-        "requests do not wait",
+        "maximum total time that a request waits for slow lookups, for "
+        "[promotions](../glossary.md#promotion), and for blocks that another request is storing. "
+        "After this time, vLLM computes the missing blocks. With `0s`, requests do not wait",
         # Computing a block again takes longer than the store that is in flight, but a request must
         # not wait for a slow one: after this it computes.
         default="1s",
@@ -80,7 +81,8 @@ SETTINGS = Schema(
     Setting(
         ("probe_every",),
         _settings.COUNT_OR_NONE,
-        "average distance between [probes](#probes), in requests with a hit. `0` disables probes",
+        "average number of requests with a hit per [probe](#probes) (check of stored blocks). `0` "
+        "disables probes",
         default=1000,
     ),
     Setting(
@@ -89,14 +91,15 @@ SETTINGS = Schema(
             _settings.one_of((DETECT, GATE)),
             allowed="'detect' (a part of the hit) or 'gate' (the whole hit)",
         ),
-        "part of the first hit of each kind that kvdepot computes again and compares with the "
-        "stored blocks ([probe](#probes)), after a start",
+        "part of a hit that vLLM computes again for a comparison with the stored blocks "
+        "([probe](#probes)), for the first hit of each kind after a start",
         default=DETECT,
     ),
     Setting(
         ("offload_prompt_only",),
         _settings.TRUE_OR_FALSE,
-        "vLLM's option: if `true`, only the blocks of prompts are stored, without generated tokens",
+        "vLLM's option: if `true`, kvdepot stores only the blocks of prompts, without generated "
+        "tokens",
         default=False,
     ),
     Setting(
@@ -123,30 +126,31 @@ TIER_SETTINGS = Schema(
     Setting(
         ("pipeline",),
         _settings.text("a text such as 'Cache|Posix'"),
-        "tiers of the depot, first to last, after vLLM's own CPU tier; or `unix:` and the path of "
-        "the socket of a server. Required",
+        "storage tiers below vLLM's own CPU tier, first to last; or `unix:` and the socket path of "
+        "a server. Required",
     ),
     CONFIG_FILE,
     SALT,
     Setting(
         ("weights",),
         _settings.optional(_settings.WORD),
-        "identification of the weights. With `KvdepotTieringConnector`: as [above](#settings), by "
-        "default `sampled`. With vLLM's `OffloadingConnector`, `weights` is required: a text that "
-        "identifies the weights and all other settings that change keys and values",
+        "identification of the model's weights. With `KvdepotTieringConnector`: a value of "
+        "`weights` in [settings](#settings), by default `sampled`. With vLLM's "
+        "`OffloadingConnector`, `weights` is required: a text that identifies the weights and all "
+        "other settings that change keys and values",
     ),
     Setting(
         ("lookup_wait",),
         _settings.DURATION,
-        "maximum time that a request waits for the lookup of a block. Afterwards, the block is a "
-        "miss. With `0s`, requests do not wait",
+        "maximum time that a request waits for the lookup of a block. After this time, the block "
+        "is a miss. With `0s`, requests do not wait",
         default="1s",
     ),
     ON_RESET,
     Setting(
         ("locality",),
         _settings.optional(_settings.one_of(("LOCAL", "REMOTE"))),
-        "vLLM's option: class of the tier. A request can exclude the tiers of a class",
+        "vLLM's option: class of the tier. A request can exclude all tiers of a class",
     ),
     # The connector of `kvdepot.vllm.tiering` writes it.
     Setting(("engine",), _settings.optional(_settings.text())),

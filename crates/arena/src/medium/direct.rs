@@ -315,7 +315,7 @@ impl Direct {
         let synced = fd.and_then(|fd| Ok(rustix::fs::fdatasync(fd)?));
         if let Err(error) = &synced {
             tracing::error!(path = self.opened.name(), %error,
-                "cannot sync the medium; the written blocks are not acknowledged");
+                "cannot sync the arena's file or device; puts of the written blocks fail");
         }
         synced.is_ok()
     }

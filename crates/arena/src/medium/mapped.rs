@@ -28,7 +28,7 @@ impl Medium for Arc<Mapping> {
             let synced = Mapping::sync(self, *at, *len, Flush::Power);
             if let Err(error) = &synced {
                 tracing::error!(at, len, %error,
-                    "cannot sync the medium; the written blocks are not acknowledged");
+                    "cannot sync the arena's file or device; puts of the written blocks fail");
             }
             synced.is_ok()
         };

@@ -8,7 +8,7 @@ pub(crate) struct Churn {
     /// Quick run: 300 requests, and a tenth of the calls for the metric `admission`.
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Number of requests, at least 1 [default: 3,277].
+    /// Number of generated requests, at least 1 [default: 3,277].
     #[arg(long, value_name = "COUNT", conflicts_with = "trace")]
     pub(crate) requests: Option<usize>,
     /// Trace file with requests, in the format of `bench alloc --trace` [default: generated

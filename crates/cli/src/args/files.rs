@@ -17,22 +17,23 @@ pub(crate) struct Files {
         "keyed_over_plain", "keyed_cpu_s_per_gib", "hung_over_cache",
     ])]
     pub(crate) metrics: Vec<String>,
-    /// Tier to measure; repeatable; S3 requires --url, and Ds3fs requires --path [default: Posix
-    /// and Nvme].
+    /// Tier to measure; repeatable. The tier S3 requires --url, and the tier Ds3fs requires --path
+    /// [default: Posix and Nvme].
     #[arg(long = "tier", value_name = "TIER", value_parser = ["Posix", "Nvme", "S3", "Ds3fs"])]
     pub(crate) tiers: Vec<String>,
-    /// Bucket and prefix for temporary objects of the tier S3, as s3://BUCKET/PREFIX. Credentials
-    /// and region come from the environment.
+    /// Bucket and prefix for temporary objects of the tier S3, as s3://BUCKET/PREFIX. The
+    /// environment provides credentials and region.
     #[arg(long, value_name = "URL")]
     pub(crate) url: Option<String>,
-    /// Endpoint of the object store for the tier S3 [default: AWS_ENDPOINT, else AWS].
+    /// Endpoint of the object store for the tier S3 [default: AWS_ENDPOINT, or AWS if AWS_ENDPOINT
+    /// is not set].
     #[arg(long, value_name = "URL")]
     pub(crate) endpoint: Option<String>,
     /// Existing directory below a 3FS mount, for temporary files of the tier Ds3fs.
     #[arg(long, value_name = "PATH")]
     pub(crate) path: Option<PathBuf>,
-    /// Path or name of 3FS's library for the tier Ds3fs; the value `posix` uses no library
-    /// [default: the library that the system's loader finds].
+    /// Path or name of 3FS's library for the tier Ds3fs. With the value `posix`, the tier uses no
+    /// library [default: the library that the system's loader finds].
     #[arg(long, value_name = "PATH")]
     pub(crate) library: Option<PathBuf>,
     /// Block size; repeatable [default: 64KiB, 256KiB, 1MiB and 4MiB].
@@ -41,15 +42,15 @@ pub(crate) struct Files {
     /// Number of blocks in flight, at least 1; repeatable [default: 1, 8 and 32].
     #[arg(long = "depth", value_name = "COUNT", value_parser = count)]
     pub(crate) depths: Vec<usize>,
-    /// Direct I/O in the tier Posix, which bypasses the page cache; repeatable. The tier Nvme
-    /// always uses direct I/O [default: true and false].
+    /// Direct I/O of the tier Posix, to bypass the page cache; repeatable. The tier Nvme always
+    /// uses direct I/O [default: true and false].
     #[arg(long = "direct", value_name = "BOOL")]
     pub(crate) directs: Vec<bool>,
     /// Total size of the loaded blocks. The disk needs a little more than twice this size [default:
     /// 2GiB].
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) size: Option<u64>,
-    /// Bytes moved per round, at least two blocks [default: 256MiB].
+    /// Number of bytes that a round reads or writes, at least two blocks [default: 256MiB].
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) batch: Option<u64>,
     /// Number of measured rounds, at least 1 [default: 7].

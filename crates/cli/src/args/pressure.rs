@@ -5,7 +5,7 @@ use std::path::PathBuf;
 /// Options of `pressure`.
 #[derive(clap::Args)]
 pub(crate) struct Pressure {
-    /// Quick run: calls of 1,000 and 4,000 keys for `small_p99_ms`, calls of 10,000 keys for
+    /// Quick run: calls of 10,000 keys for `small_p99_ms`, calls of 1,000 and 4,000 keys for
     /// `call_ms`, and 2,000 requests for `token_hit_rate`.
     #[arg(long)]
     pub(crate) quick: bool,

@@ -16,10 +16,10 @@ pub(crate) enum QuarantineCommand {
     /// End the quarantine of a namespace: engines use the namespace again from their next start on.
     ///
     /// If the cause of the quarantine persists, first remove the blocks of the namespace with
-    /// `kvdepot rm --namespace`. Otherwise, engines load keys and values that differ from the keys
-    /// and values that they compute.
+    /// `kvdepot rm --namespace`. Otherwise, engines load stored keys and values that differ from
+    /// computed keys and values.
     Release {
-        /// Digest of the namespace, or first hexadecimal digits that are unique.
+        /// Digest of the namespace, or a unique prefix of the digest, in hexadecimal digits.
         #[arg(value_name = "DIGEST", value_parser = super::values::hexadecimal, required_unless_present = "all")]
         namespace: Option<String>,
         /// End the quarantines of all namespaces.

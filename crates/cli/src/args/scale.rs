@@ -18,9 +18,10 @@ pub(crate) struct Scale {
     /// Measure only puts from several threads (the metrics `puts_over_one_thread` and `puts`).
     #[arg(long)]
     pub(crate) puts: bool,
-    /// Directory for temporary arenas. Free space needed: 4,224 bytes per block, and the same for a
-    /// second arena with at most a million blocks; at least 1.25 GiB [default: /dev/shm for puts
-    /// from several threads, otherwise the system's temporary directory].
+    /// Directory for temporary arenas: one for puts from several threads (1.25 GiB of free space);
+    /// and, without --puts, one with --blocks blocks and one with the same number, but at most a
+    /// million (4,224 bytes of free space per block of both) [default: /dev/shm for puts from
+    /// several threads, otherwise the system's temporary directory].
     #[arg(long, visible_alias = "path", value_name = "PATH")]
     pub(crate) dir: Option<PathBuf>,
     #[arg(long, hide = true, requires = "task")]

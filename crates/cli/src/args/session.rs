@@ -15,7 +15,7 @@ fn depot_help() -> String {
     let text = super::targets::sentence(super::targets::DEPOT);
     format!(
         "{text}. An argument with a / or a dot is a path. The commands save, restore and trim \
-         accept no session files and no directories of session files"
+         reject session files and directories of session files"
     )
 }
 
@@ -30,8 +30,8 @@ pub(crate) struct InDepot {
     /// Option of the depot, such as posix.path=/mnt/kv; repeatable; overrides the --config file.
     #[arg(short = 'o', long = "option", value_name = "NAME=VALUE")]
     pub(crate) options: Vec<String>,
-    /// Salt of the sessions' namespaces [default: no salt]. Sessions with another salt are not
-    /// found.
+    /// Salt (text that separates tenants) of the sessions. The command finds only sessions with
+    /// this salt [default: no salt].
     #[arg(long, value_name = "TEXT")]
     pub(crate) salt: Option<String>,
 }
@@ -45,12 +45,12 @@ pub(crate) struct Saved {
     /// 32-bit little-endian integers.
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: PathBuf,
-    /// File with the KV rows of all tokens, concatenated, all of the same size. The command reads
-    /// only rows that are not stored yet.
+    /// File with the concatenated KV rows (keys and values of one token each) of all tokens, all of
+    /// the same size. The command reads only rows that are not stored yet.
     #[arg(long, value_name = "FILE")]
     pub(crate) rows: PathBuf,
-    /// Bytes per token, to check the size of the --rows file [default: size of the file divided by
-    /// the number of tokens].
+    /// Size of a KV row in bytes, to check the size of the --rows file [default: size of the file
+    /// divided by the number of tokens].
     #[arg(long, value_name = "SIZE", value_parser = super::values::bytes)]
     pub(crate) row_bytes: Option<u64>,
     /// Name of the model that computed the session.
@@ -62,24 +62,24 @@ pub(crate) struct Saved {
     /// Name of the model's weights. Sessions with different names share no data [default: no name].
     #[arg(long, value_name = "TEXT")]
     pub(crate) weights: Option<String>,
-    /// Name that you choose for the layout of the KV rows and all other settings that affect the
-    /// rows [default: no name].
+    /// Name of your choice for the memory layout of the KV rows and all other settings that affect
+    /// the rows [default: no name].
     #[arg(long, value_name = "TEXT")]
     pub(crate) layout: Option<String>,
-    /// Number of tokens whose KV rows are stored as one block (a piece of the session), 1 to
-    /// 1,048,576 [default: 512].
+    /// Number of tokens per piece (stored block of KV rows), 1 to 1,048,576 [default: 512].
     #[arg(long, value_name = "COUNT", value_parser = count)]
     pub(crate) piece_tokens: Option<usize>,
-    /// Name and file of an object that is stored whole, such as a recurrent state; repeatable.
+    /// Name and file of an object in addition to the KV rows, such as a recurrent state;
+    /// repeatable. The command stores the object whole.
     #[arg(long = "object", value_name = "NAME=FILE")]
     pub(crate) objects: Vec<String>,
     /// File with the text of the tokens [default: no text].
     #[arg(long, value_name = "FILE")]
     pub(crate) text: Option<PathBuf>,
-    /// Size of the engine's context, in tokens, at most 4294967295 [default: unknown].
+    /// Size of the engine's context window, in tokens, at most 4294967295 [default: unknown].
     #[arg(long, value_name = "COUNT", value_parser = count)]
     pub(crate) context_tokens: Option<usize>,
-    /// Text that `session ls` prints beside the session.
+    /// Note about the session, which `kvdepot session ls` prints with the session.
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) note: String,
 }
@@ -96,8 +96,9 @@ pub(crate) struct Restored {
         conflicts_with = "tokens"
     )]
     pub(crate) session: Option<String>,
-    /// File with token IDs, in the format of `session save --tokens`. The command restores the
-    /// longest complete session that is a prefix of these tokens; use either SESSION or --tokens.
+    /// File with token IDs, in the format of `session save --tokens`, instead of SESSION. The
+    /// command restores the longest complete session whose tokens are a prefix of the tokens in the
+    /// file.
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: Option<PathBuf>,
     /// Output file for the KV rows of all tokens, concatenated; replaces an existing file.
@@ -116,7 +117,7 @@ pub(crate) enum SessionCommand {
         #[command(flatten)]
         depot: InDepot,
     },
-    /// Show the parts of a session: its pieces (KV rows of some tokens each), objects and text.
+    /// Show the parts of a session: pieces (stored blocks of KV rows), objects and text.
     Show {
         #[command(flatten)]
         depot: InDepot,
@@ -124,16 +125,17 @@ pub(crate) enum SessionCommand {
         #[arg(value_name = "SESSION")]
         session: Option<String>,
     },
-    /// Save a session from files of an engine.
+    /// Save a session from files that an engine has written.
     ///
     /// The command reads only KV rows that are not stored yet. If the command is interrupted, or if
     /// a file changes during the save, nothing is saved.
     Save(Saved),
     /// Restore a session to files for an engine.
     ///
-    /// The command creates the files only after all data has been verified.
+    /// The command first verifies all data, and then creates the files.
     Restore(Restored),
-    /// Read and verify sessions, and list missing or corrupt parts; exit status 1 if there are any.
+    /// Read and verify sessions, and list missing or corrupt parts; exit status 1 if a part is
+    /// listed.
     Verify {
         #[command(flatten)]
         depot: InDepot,
@@ -151,10 +153,10 @@ pub(crate) enum SessionCommand {
     },
     /// Delete sessions until all sessions together use at most --to bytes.
     ///
-    /// Of a conversation, sessions that a longer session supersedes are deleted first. Then the
-    /// sessions that save the least compute per byte are deleted. A block that several sessions use
-    /// counts once, and is deleted with the last of these sessions. The limit is divided among the
-    /// models in proportion to the sizes of their sessions.
+    /// The command first deletes sessions that a longer session of the same conversation
+    /// supersedes, and then the sessions that save the least compute per byte. A block that several
+    /// sessions use counts once, and is deleted with the last of these sessions. Each model gets a
+    /// part of the limit, in proportion to the size of the model's sessions.
     Trim {
         #[command(flatten)]
         depot: InDepot,
@@ -179,8 +181,8 @@ pub(crate) enum SessionCommand {
     },
     /// Import sessions from exported files, or from files of the engine ds4 (.kv).
     ///
-    /// The command rejects a modified or truncated exported file before it stores any byte. Files
-    /// of ds4 have no checksums, so the command checks only the structure of these files. Files of
+    /// The command rejects a modified or truncated exported file before any byte of the file is
+    /// stored. Files of ds4 have no checksums, so the command checks only their structure. Files of
     /// ds4 do not identify the weights of the model: pass the name of the weights with --weights.
     Import {
         #[command(flatten)]
@@ -188,12 +190,12 @@ pub(crate) enum SessionCommand {
         /// Exported session files, or files of ds4, to import.
         #[arg(value_name = "FILE", required = true)]
         files: Vec<PathBuf>,
-        /// Name of the weights of imported files of ds4. Sessions with different names share no
-        /// data [default: no name].
+        /// Name of the model's weights: required for files of ds4 that are imported into a depot,
+        /// not allowed otherwise. Sessions with different names share no data.
         #[arg(long, value_name = "TEXT")]
         weights: Option<String>,
-        /// Number of tokens whose KV rows are stored as one block, for imported files of ds4, 1 to
-        /// 1,048,576 [default: 512].
+        /// Number of tokens per piece (stored block of KV rows), for files of ds4, 1 to 1,048,576
+        /// [default: 512].
         #[arg(long, value_name = "COUNT", value_parser = count)]
         piece_tokens: Option<usize>,
     },

@@ -21,8 +21,8 @@ pub(crate) const DEPOT: &str = "a pipeline, such as \"Posix\" with -o options; u
                                 a directory of session files";
 
 /// The arena that is read without `PATH`.
-const DEFAULT: &str = "the default arena of the tier Dax, or that of the tier Nvme if there is \
-                       none for Dax";
+const DEFAULT: &str = "the default arena of the tier Dax or, if this arena is missing, of the tier \
+                       Nvme";
 
 /// The help of an argument that may be left out.
 pub(crate) fn or_default(allowed: &str) -> String {
@@ -34,7 +34,7 @@ pub(crate) fn or_default(allowed: &str) -> String {
 pub(crate) fn or_default_blocks(allowed: &str) -> String {
     let text = sentence(allowed);
     format!(
-        "{text}. To delete an arena, PATH or --instance is required [default with --namespace or \
+        "{text}. PATH or --instance is required to delete an arena [default with --namespace or \
          --key: {DEFAULT}]"
     )
 }
@@ -43,8 +43,8 @@ pub(crate) fn or_default_blocks(allowed: &str) -> String {
 pub(crate) fn or_running(allowed: &str) -> String {
     let text = sentence(allowed);
     format!(
-        "{text} [default: list the running depots; with --instance, --namespace, --blocks, \
-         --limit or --before, {DEFAULT}]"
+        "{text} [default: the command lists the running depots; with --instance, --namespace, \
+         --blocks, --limit or --before, {DEFAULT}]"
     )
 }
 

@@ -22,12 +22,12 @@ pub(crate) struct Transfer {
     /// root); repeatable [default: loopback].
     #[arg(long = "where", value_name = "WHERE", value_parser = ["loopback", "veth"])]
     pub(crate) places: Vec<String>,
-    /// Operation to measure; repeatable [default: both].
+    /// Operation to measure; repeatable [default: both operations].
     #[arg(long = "op", value_name = "OP", value_parser = ["read", "write"])]
     pub(crate) ops: Vec<String>,
-    /// Size of a batch in megabytes (1 to 16384) and number of its requests, such as 200/5000;
-    /// repeatable. A request has at least 1000 bytes [default: the batches of the published table,
-    /// and 256/1].
+    /// Size of a batch in megabytes (1 to 16384), and number of requests in the batch, such as
+    /// 200/5000; repeatable. A request has at least 1000 bytes [default: the batches of the
+    /// published table, and 256/1].
     #[arg(long = "batch", value_name = "MB/CHUNKS", value_parser = batch)]
     pub(crate) batches: Vec<(u64, usize)>,
     /// Message size; repeatable [default: several sizes from 4KiB to 4MiB].
@@ -39,12 +39,12 @@ pub(crate) struct Transfer {
     /// Number of connections, at least 1 [default: the transfer engine's default].
     #[arg(long, value_name = "COUNT", value_parser = count)]
     pub(crate) streams: Option<usize>,
-    /// Maximum size of a slice, the unit of transfer on a connection [default: the transfer
-    /// engine's default].
+    /// Maximum size of a slice (unit of transfer on a connection) [default: the transfer engine's
+    /// default].
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) slice_size: Option<u64>,
-    /// Maximum number of slices in flight per connection, at least 1 [default: the transfer
-    /// engine's default].
+    /// Maximum number of slices (units of transfer) in flight per connection, at least 1 [default:
+    /// the transfer engine's default].
     #[arg(long, value_name = "COUNT", value_parser = count)]
     pub(crate) window: Option<usize>,
     /// Internal: serve this number of bytes as the target process.

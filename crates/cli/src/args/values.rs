@@ -45,10 +45,10 @@ pub(super) fn key(text: &str) -> Result<Key, String> {
 /// Sizes and rounds of a measurement.
 #[derive(clap::Args)]
 pub(crate) struct Extent {
-    /// Size of the tier in bytes, or with a unit [default: 1GiB].
+    /// Size of the measured tier, in bytes or with a unit [default: 1GiB].
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) size: Option<u64>,
-    /// Bytes per call; with or without a unit [default: 128MiB].
+    /// Size of all blocks of a call, in bytes or with a unit [default: 128MiB].
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub(crate) batch: Option<u64>,
     /// Number of measured rounds, at least 1 [default: 15].

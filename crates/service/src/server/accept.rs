@@ -160,7 +160,8 @@ fn say(refusals: &EachMinute, error: &Error, pid: Option<u32>) {
     if let Error::Closed(_) = error {
         tracing::debug!(pid, "rejected a connection: the depot is closing");
     } else if let Some(unsaid) = refusals.may_say() {
-        tracing::warn!(pid, %error, unsaid, "rejected a connection; the process is not attached");
+        tracing::warn!(pid, %error, unsaid,
+            "rejected a connection; the connecting process cannot use the depot");
     }
 }
 

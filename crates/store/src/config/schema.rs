@@ -15,25 +15,25 @@ pub const OPTIONS: &[OptionSpec] = &[
         "pipeline",
         Kind::Text,
         "Cache|Dax",
-        "Tiers of the depot, first to last, separated by `|`. Set this option in a configuration \
-         file. In Python, `kvdepot.open(pipeline, …)` takes the pipeline as its first argument.",
+        "Storage tiers of the depot, first to last, separated by `|`. Set `pipeline` in a \
+         configuration file. In Python, the pipeline is the first argument of `kvdepot.open`.",
     ),
     OptionSpec::new(
         "",
         "lanes",
         Kind::Count,
         "the number of CPUs of the control group, at most 4",
-        "Number of copy threads, 1 to 256, in the process that opens the depot and in each \
-         attached process. vLLM workers with a CUDA device use one copy thread per CPU by default, \
-         at most 16.",
+        "Number of threads that copy and hash blocks, 1 to 256, in the process that opens the \
+         depot and in each [attached process](glossary.md#attached-process). By default, vLLM \
+         workers with a CUDA device use one copy thread per CPU, at most 16.",
     ),
     OptionSpec::new(
         "",
         "slice_size",
         Kind::Size,
         "4MiB",
-        "Maximum bytes that a copy thread processes at a time, at least 64KiB. A copy thread can \
-         process several small blocks at a time.",
+        "Maximum number of bytes that a [copy thread](glossary.md#copy-thread) processes at a \
+         time, at least 64KiB: a part of a large block, or several small blocks.",
     ),
     OptionSpec::new(
         "",
@@ -51,49 +51,49 @@ pub const OPTIONS: &[OptionSpec] = &[
             "portable",
         ]),
         "auto",
-        "Copy kernel in the process that opens the depot: instruction set, number of blocks of at \
-         most 1MiB that a copy thread copies in turns, and `fetch` for explicit prefetches. \
-         `auto`: the default kernel for the first 256MiB that a process copies, then the fastest \
-         kernel. kvdepot measures all kernels and stores the result in the cache directory for a \
-         week. `kvdepot doctor` prints it, and `kvdepot doctor --calibrate` measures again. \
-         Attached processes always use `auto`.",
+        "Memory-copy routine (kernel) in the process that opens the depot; attached processes \
+         always use `auto`. `auto`: the default kernel for the first 256MiB that a process copies, \
+         then the fastest kernel. kvdepot measures all kernels and stores the result in the \
+         cache directory for a week; `kvdepot doctor --calibrate` measures again. Every other \
+         value except `portable` consists of the instruction set, the number of blocks (of at most \
+         1MiB) that a copy thread copies in turns, and optionally `fetch` (explicit prefetches).",
     ),
     OptionSpec::new(
         "",
         "staging_slab",
         Kind::Size,
         "2MiB per region",
-        "Size of the staging buffer, at least 64KiB per region and at most the memory that the \
-         process may use. kvdepot copies through the staging buffer if a direct copy is \
-         impossible. The first staged copy allocates it. Attached processes always use 2MiB per \
-         region. \
-         LMCache calls this option `retrieve_staging_slab_bytes`.",
+        "Size of the [staging buffer](glossary.md#staging-buffer), at least 64KiB per region and \
+         at most the memory that the process may use. kvdepot allocates the buffer at the first \
+         copy that cannot be direct. Attached processes always use 2MiB per region. LMCache's name \
+         of the option is `retrieve_staging_slab_bytes`.",
     ),
     OptionSpec::new(
         "",
         "staging_regions",
         Kind::Count,
         "2 per copy thread, at least 3",
-        "Number of regions of the staging buffer, 1 to 4096. Each region stages one slice of at \
-         most `slice_size` at a time. LMCache calls this option `restore_max_regions`.",
+        "Number of regions of the [staging buffer](glossary.md#staging-buffer), 1 to 4096. Each \
+         region holds at most `slice_size` bytes at a time. LMCache's name of the option is \
+         `restore_max_regions`.",
     ),
     OptionSpec::new(
         "",
         "lock_wait",
         Kind::Duration,
         "10s",
-        "Maximum time to wait at opening while another process owns the arena. After this time, \
-         opening fails. `0s`: opening fails immediately.",
+        "Maximum time that a process waits to open the depot while another process owns the \
+         [arena](glossary.md#arena). After this time, or immediately with `0s`, opening fails.",
     ),
     OptionSpec::new(
         "",
         "mac_key_file",
         Kind::Text,
         "none; kvdepot then trusts every process that can write to the shared storage",
-        "File with the keys that authenticate blocks in `Posix`, `Ds3fs`, `S3` and `Peer`; file \
-         mode 0600. Each line contains a salt (`-` for namespaces without a salt) and a key of 64 \
-         hexadecimal digits. All processes that share a directory or a bucket need the same keys. \
-         A block without a valid message authentication code (MAC) is a miss.",
+        "File (mode 0600) with the keys that authenticate blocks in `Posix`, `Ds3fs`, `S3` and \
+         `Peer`. Each line contains a [salt](glossary.md#salt) (`-` for namespaces without a salt) \
+         and a key of 64 hexadecimal digits. All processes that share a directory or a bucket need \
+         the same keys. A block without a valid message authentication code (MAC) is a miss.",
     ),
     OptionSpec::new(
         "",
@@ -101,63 +101,64 @@ pub const OPTIONS: &[OptionSpec] = &[
         Kind::Duration,
         "1s",
         "Maximum time of a lookup in an asynchronous tier (`Posix`, `Ds3fs`, `S3`, `Peer`). Keys \
-         without a response within this time are misses.",
+         without a response after this time are misses.",
     ),
     OptionSpec::new(
         "",
         "tier_timeout",
         Kind::Duration,
         "10s",
-        "Maximum time without a response from an asynchronous tier, for all operations except \
-         lookups. Each response within a call restarts the time. On time-out a read is a miss and \
-         a write is skipped.",
+        "Maximum time without a response from an asynchronous tier (`Posix`, `Ds3fs`, `S3`, \
+         `Peer`), for all operations except lookups. Each response within a call restarts the \
+         time. After a time-out, a read is a miss and a write is skipped.",
     ),
     OptionSpec::new(
         "",
         "overload",
         Kind::Choice(&["wait", "drop"]),
         "wait",
-        "Behaviour of a put while the write-back queue is full. `wait`: the put waits for the \
-         lower tier. `drop`: the put returns false (`dropped`) if puts wait for the lower tier. \
-         Otherwise, and for reservations (`reserve`), the block is stored in the upper tier only. \
-         The vLLM and LMCache connectors use `drop` by default.",
+        "Behaviour of a put while the [write-back queue](glossary.md#write-back-queue) is full. \
+         `wait`: the put waits for the lower tier. `drop`: if the lower tier, or a tier below it, \
+         [acknowledges](glossary.md#acknowledged) puts, the put returns false (`dropped`); \
+         otherwise, and for reservations (`reserve`), kvdepot stores the block in the upper tier \
+         only. The vLLM and LMCache connectors use `drop` by default.",
     ),
     OptionSpec::new(
         "",
         "write_back_depth",
         Kind::Size,
         "half of the first tier",
-        "Maximum bytes in the write-back queue from the first to the second tier. Each further \
-         queue holds at most a quarter of the tier that it comes from.",
+        "Maximum number of bytes in the [write-back queue](glossary.md#write-back-queue) from the \
+         first to the second tier. Each further write-back queue holds at most a quarter of the \
+         capacity of its upper tier.",
     ),
     OptionSpec::new(
         "",
         "promote",
         Kind::Flag,
         "true",
-        "Promotion of blocks: if `true`, kvdepot copies blocks that were read from a lower tier \
-         into the first tier, in the background.",
+        "[Promotion](glossary.md#promotion) of blocks: if `true`, kvdepot copies a block into the \
+         first tier, in the background, after a read of the block from a lower tier.",
     ),
     OptionSpec::new(
         "",
         "admission",
         Kind::Choice(&["all", "learned"]),
         "all",
-        "Which new blocks may evict stored blocks, once the tier is full. `all`: every block. \
-         `learned`: only blocks that are likely to be read again. `learned` declines a block that \
-         was once evicted without a lookup, or whose position in the prompt is rarely looked up. A \
-         put returns false (`declined`) for this block and for the later blocks of the call. With \
-         `learned`, a promotion that would evict other blocks waits for the second recent read. \
-         Depots with an asynchronous tier always use `all`. The vLLM connector uses `learned` by \
-         default.",
+        "New blocks that may evict stored blocks from a full tier. `all`: every block. `learned`: \
+         only blocks that are likely to be read again; if another block would evict blocks, a put \
+         returns false ([`declined`](errors.md#declined)) for this block and for the later blocks \
+         of the call. With `learned`, a promotion that would evict other \
+         blocks waits for the second recent read. Depots with an asynchronous tier (`Posix`, \
+         `Ds3fs`, `S3`, `Peer`) always use `all`; the vLLM connector uses `learned` by default.",
     ),
     OptionSpec::new(
         "",
         "close_timeout",
         Kind::Duration,
         "60s",
-        "Maximum time that `close` spends on write-back. Blocks that are still in the write-back \
-         queue after this time are not written to the lower tier.",
+        "Maximum time that `close` waits for [write-back](glossary.md#write-back). Blocks that are \
+         still in the write-back queue after this time do not reach the lower tier.",
     ),
     OptionSpec::new(
         "",
@@ -173,8 +174,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         Kind::Text,
         "none",
         "Name that distinguishes several depots of one user: at most 64 letters, digits, `-`, `_` \
-         and `.`. The name becomes part of the file names of default arenas, for example \
-         `arena-<instance>.kvd`.",
+         and `.`. The name becomes part of the file names of default [arenas](glossary.md#arena), \
+         for example `arena-<instance>.kvd`.",
     ),
     OptionSpec::new(
         "",
@@ -182,17 +183,17 @@ pub const OPTIONS: &[OptionSpec] = &[
         Kind::Count,
         "1",
         "Number of depots on this host that use default capacities, 1 to 1024. kvdepot divides \
-         each default capacity by this number. An existing arena keeps its size. vLLM's connector \
-         sets `shares` to the number of data-parallel engines on the host.",
+         each default capacity by `shares`; an existing [arena](glossary.md#arena) keeps its size. \
+         vLLM's connector sets `shares` to the number of data-parallel engines on the host.",
     ),
     OptionSpec::new(
         "",
         "socket",
         Kind::Text,
         "auto",
-        "Socket to which other processes of this host attach. `auto`: a socket in the runtime \
-         directory. `off`: no socket. Any other value is a path that contains a `/` or ends in \
-         `.sock`.",
+        "Socket through which other processes of this host use the depot. `auto`: a socket in the \
+         runtime directory. `off`: no socket. Any other value is the path of the socket, which \
+         contains a `/` or ends in `.sock`.",
     ),
     OptionSpec::new(
         "",
@@ -200,28 +201,28 @@ pub const OPTIONS: &[OptionSpec] = &[
         Kind::Mode,
         "0600",
         "Permission bits of the socket, an octal number from 0600 to 0777. In a configuration \
-         file, put the number in quotes. The owner can always read and write. With `0660`, members \
-         of the socket's group can also read and write all blocks.",
+         file, put the number in quotes. The socket's owner can always read and write all blocks; \
+         with `0660`, members of the socket's group can also read and write all blocks.",
     ),
     OptionSpec::new(
         "cache",
         "capacity",
         Kind::Size,
         "10 % of the cgroup's memory limit, divided by `shares`, at most 8 GiB",
-        "Memory of the tier, from 4KiB to the memory that the process may use. `kvdepot serve` and \
-         vLLM's connector allocate all of this memory in the background at startup, with huge \
-         pages if the system provides huge pages. Other processes allocate a page at the first \
-         write to the page. `kvdepot doctor` reports whether the system provides huge pages.",
+        "Memory of the tier, from 4KiB to the memory that the process may use. At startup, \
+         `kvdepot serve` and vLLM's connector allocate all memory of the tier in the background, \
+         with huge pages if the system provides huge pages (see `kvdepot doctor`). Other processes \
+         allocate a page at the first write to the page.",
     ),
     OptionSpec::new(
         "dax",
         "path",
         Kind::Text,
         "kvdepot/arena.kvd in the user's cache directory",
-        "DAX device (`/dev/dax0.0`), or path of a file that can be memory-mapped. kvdepot creates \
-         a missing file and allocates its disk space; in `/dev`, a missing file is an error. A \
-         file on a memory file system such as `/dev/shm` is lost at a reboot, and kvdepot logs \
-         this.",
+        "Path of a DAX device (`/dev/dax0.0`), or of a file that can be memory-mapped. kvdepot \
+         creates a missing file and allocates the file's disk space; in `/dev`, a missing file is \
+         an error. For a file on a memory file system such as `/dev/shm`, kvdepot logs that a \
+         reboot deletes the file.",
     ),
     capacity_of("dax"),
     OptionSpec::new(
@@ -231,7 +232,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         "one device at `path`",
         "List of devices or files that together form the tier, instead of `path` and `capacity`; \
          for example `[{path: /dev/dax0.0}, {path: /mnt/pmem/kv, capacity: 64GiB}]`. Each device \
-         has its own arena. If one device cannot be opened, the depot does not open.",
+         has its own [arena](glossary.md#arena). If a device cannot be opened, the depot does not \
+         open.",
     ),
     records_of("dax"),
     durability_of("dax"),
@@ -241,9 +243,9 @@ pub const OPTIONS: &[OptionSpec] = &[
         "path",
         Kind::Text,
         "kvdepot/nvme.kvd in the user's cache directory",
-        "Block device (`/dev/disk/by-id/…`), or path of a file on a disk. kvdepot creates a \
-         missing file and allocates its disk space. I/O bypasses the page cache (`O_DIRECT`) if \
-         the file system supports this.",
+        "Path of a block device (`/dev/disk/by-id/…`), or of a file on a disk. kvdepot creates a \
+         missing file and allocates the file's disk space. I/O bypasses the page cache \
+         (`O_DIRECT`) if the file system supports direct I/O.",
     ),
     capacity_of("nvme"),
     OptionSpec::new(
@@ -253,7 +255,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         "one device at `path`",
         "List of devices or files that together form the tier, instead of `path` and `capacity`; \
          for example `[{path: /mnt/a/kv, capacity: 1TiB}, {path: /mnt/b/kv, capacity: 1TiB}]`. \
-         Each device has its own arena. If one device cannot be opened, the depot does not open.",
+         Each device has its own [arena](glossary.md#arena). If a device cannot be opened, the \
+         depot does not open.",
     ),
     records_of("nvme"),
     durability_of("nvme"),
@@ -269,8 +272,8 @@ const fn capacity_of(section: &'static str) -> OptionSpec {
         Kind::Size,
         "the size of the existing arena or of the device; for a new file 20 % of the free disk \
          space, divided by `shares`, at most 64 GiB",
-        "Size of the whole device or file, including metadata. If an existing arena has another \
-         size, opening fails.",
+        "Size of the whole device or file, including metadata. If an existing \
+         [arena](glossary.md#arena) has another size, the depot does not open.",
     )
 }
 
@@ -280,8 +283,8 @@ const fn records_of(section: &'static str) -> OptionSpec {
         "records",
         Kind::Count,
         "one per 4 KiB of the first 4 GiB, and one per 32 KiB beyond",
-        "Maximum number of blocks in a new arena, at most 4294967294. Each block needs one record \
-         of the arena's record table.",
+        "Maximum number of blocks in a new [arena](glossary.md#arena), at most 4294967294. Each \
+         block uses one record of the arena's record table.",
     )
 }
 
@@ -291,8 +294,9 @@ const fn durability_of(section: &'static str) -> OptionSpec {
         "durability",
         Kind::Choice(&["process", "power"]),
         "process",
-        "Failures that an acknowledged block survives. `process`: termination of the process. \
-         `power`: also a power loss; puts are slower than with `process`.",
+        "Failures that an [acknowledged](glossary.md#acknowledged) (stored) block survives. \
+         `process`: the termination of the process. `power`: also a power loss, but puts are \
+         slower than with `process`.",
     )
 }
 
@@ -302,9 +306,10 @@ const fn format_of(section: &'static str) -> OptionSpec {
         "format",
         Kind::Choice(&["false", "true", "force"]),
         "false",
-        "When kvdepot may create a new arena, which destroys the content of the device or file. \
-         `false`: only if the device or file is all zeros. `true`: only if it holds no valid \
-         arena; otherwise opening fails. `force`: at every start, whatever it holds.",
+        "Condition for the creation of a new [arena](glossary.md#arena), which destroys the \
+         content of the device or file. `false`: the device or file is [empty](tiers/dax.md#media) \
+         (zeros). `true`: the device or file holds no valid arena; otherwise, the depot does not \
+         open. `force`: no condition; kvdepot creates a new arena at every start.",
     )
 }
 
@@ -315,45 +320,50 @@ pub const EDGE: &[OptionSpec] = &[
         "admission",
         Kind::Choice(&["first", "second"]),
         "first",
-        "Access at which kvdepot writes a block back into this tier. `first`: the first put. \
-         `second`: the second access (put, lookup, get or pin). With `second`, the first put of a \
-         block returns false (`declined`) if puts wait for this tier or a lower tier.",
+        "Access to a block at which kvdepot copies the block from the upper tier into this tier. \
+         `first`: the first put. `second`: the second access (put, lookup, get or pin); the first \
+         put of the block then returns false ([`declined`](errors.md#declined)) if this tier or a \
+         lower tier [acknowledges](glossary.md#acknowledged) puts.",
     ),
     OptionSpec::new(
         "",
         "block_min",
         Kind::Size,
         "none",
-        "Minimum size of blocks that are written back into this tier. Smaller blocks stay in the \
-         previous tier. A put of such a block returns false (`declined`) if puts wait for this \
-         tier or a lower tier.",
+        "Minimum size of blocks that kvdepot copies from the upper tier into this tier. Smaller \
+         blocks stay in the upper tier. A put of a smaller block returns false \
+         ([`declined`](errors.md#declined)) if this tier or a lower tier \
+         [acknowledges](glossary.md#acknowledged) puts.",
     ),
     OptionSpec::new(
         "",
         "block_max",
         Kind::Size,
         "none",
-        "Maximum size of blocks that are written back into this tier. Larger blocks stay in the \
-         previous tier. A put of such a block returns false (`declined`) if puts wait for this \
-         tier or a lower tier.",
+        "Maximum size of blocks that kvdepot copies from the upper tier into this tier. Larger \
+         blocks stay in the upper tier. A put of a larger block returns false \
+         ([`declined`](errors.md#declined)) if this tier or a lower tier \
+         [acknowledges](glossary.md#acknowledged) puts.",
     ),
     OptionSpec::new(
         "",
         "write_budget_hour",
         Kind::Size,
         "none",
-        "Maximum bytes that the process writes to this tier within any hour, to limit flash wear. \
-         A block beyond the budget stays in the previous tier until the next put of the block. A \
-         put of such a block returns false (`declined`) if puts wait for this tier or a lower \
-         tier. Reserved space counts as written. The count starts at 0 when the process starts.",
+        "Maximum number of bytes that the process writes to this tier within any hour, to limit \
+         flash wear. Reserved space counts as written, and the count starts at 0 when the process \
+         starts. A block beyond the budget stays in the upper tier until the next put of the \
+         block. The put of a block beyond the budget returns false \
+         ([`declined`](errors.md#declined)) if this tier or a lower tier \
+         [acknowledges](glossary.md#acknowledged) puts.",
     ),
     OptionSpec::new(
         "",
         "write_budget_day",
         Kind::Size,
         "none",
-        "Maximum bytes that the process writes to this tier within any 24 hours. kvdepot treats \
-         blocks beyond this budget like blocks beyond `write_budget_hour`.",
+        "Maximum number of bytes that the process writes to this tier within any 24 hours. kvdepot \
+         treats blocks beyond `write_budget_day` like blocks beyond `write_budget_hour`.",
     ),
 ];
 
@@ -364,7 +374,7 @@ pub const LATE: &[OptionSpec] = &[
         "lookup_timeout",
         Kind::Duration,
         "the depot's `lookup_timeout`",
-        "Maximum time of a lookup in this tier. Keys without a response within this time are \
+        "Maximum time of a lookup in this tier. Keys without a response after this time are \
          misses.",
     ),
     OptionSpec::new(
@@ -372,8 +382,8 @@ pub const LATE: &[OptionSpec] = &[
         "timeout",
         Kind::Duration,
         "the depot's `tier_timeout`",
-        "Maximum time without a response from this tier, for all operations except lookups. On \
-         time-out a read is a miss and a write is skipped.",
+        "Maximum time without a response from this tier, for all operations except lookups. After \
+         a time-out, a read is a miss and a write is skipped.",
     ),
 ];
 
@@ -397,15 +407,17 @@ pub(super) fn find_among(
 #[must_use]
 pub fn reference(kinds: &Kinds) -> String {
     let mut page = String::from(
-        "# Configuration\n\nThis page lists every option of a depot. It is generated from \
-         `crates/store/src/config/schema.rs`, which also validates configurations (`make docs`).\
-         \n\nThe same options are valid in a YAML or JSON file (`kvdepot.open(\"FILE\")`, \
+        "# Configuration\n\nThis page lists every option of a depot. The [glossary](glossary.md) \
+         defines the terms. `make docs` generates the page from \
+         `crates/store/src/config/schema.rs`, which also validates configurations.\n\n\
+         Options are valid in a YAML or JSON file (`kvdepot.open(\"FILE\")`, \
          `kvdepot serve --config FILE`), in a Python dictionary, and on the command line \
-         (`-o NAME=VALUE`; lists only in files and dictionaries). Sizes have units in upper or \
-         lower case: `64GiB`, `64Gi` and `64G` are 64 × 2³⁰ bytes, `64GB` is 64 × 10⁹ bytes; K, M \
-         and T work the same way. Durations have units too: `500us`, `500ms`, `10s`, `2min` or \
-         `2m`, `1h`; a number without a unit is seconds. A size must be at least 1 byte. An \
-         unknown name is an error, and so is a value outside the range of its option.\n\n\
+         (`-o NAME=VALUE`). Lists are valid only in files and dictionaries. Sizes are at least 1 \
+         byte, and have units in upper or lower case: `64GiB`, `64Gi` and `64G` are 64 × 2³⁰ \
+         bytes, and `64GB` is 64 × 10⁹ bytes. The units with K, M and T have the same forms. \
+         Durations also have units: `500us`, `500ms`, `10s`, `2min` or `2m`, `1h`. A duration \
+         without a unit is in seconds. An unknown name, or a value outside the range of an option, \
+         is an error.\n\n\
          ```yaml\npipeline: Cache|Dax\noverload: wait\n\
          cache:\n  capacity: 512MiB\ndax:\n  path: /var/tmp/kvdepot.arena  # or /dev/dax0.0\n\
          \x20 capacity: 4GiB\n```\n",
@@ -452,11 +464,12 @@ pub fn reference(kinds: &Kinds) -> String {
 const ENVIRONMENT: &str = "\n## Environment\n\n| variable | description |\n| --- | --- |\n\
     | `KVDEPOT_LOG` | Log level of messages on stderr: `off`, `error`, `warn` (default), `info`, \
     `debug` or `trace`. |\n\
-    | `UC_LOGGER_LEVEL` | Log level with the names of UCM; used if `KVDEPOT_LOG` is not set. |\n\
+    | `UC_LOGGER_LEVEL` | Log level with the names of UCM. kvdepot uses this variable only if \
+    `KVDEPOT_LOG` is not set. |\n\
     | `XDG_RUNTIME_DIR` | Parent of the runtime directory `kvdepot`, which contains the sockets. \
     If the variable does not name a directory of the user, the sockets are in `/tmp/kvdepot-UID`, \
     or in `/dev/shm/kvdepot-UID` if `/tmp` is not writable. |\n\
     | `XDG_CACHE_HOME` | Parent of the cache directory `kvdepot`, which contains the default \
-    arenas [default: `~/.cache`]. If this parent is not writable (for example, because the user \
+    arenas [default: `~/.cache`]. If the parent is not writable (for example, because the user \
     has no home directory), the default arenas are in `kvdepot-UID/cache` of `$TMPDIR` or `/tmp`, \
-    and kvdepot logs this. |\n";
+    and kvdepot logs the change. |\n";

@@ -169,7 +169,8 @@ impl Local {
         if let Some(Holder { session, .. }) = other {
             tracing::error!(
                 session,
-                "internal error: reservations or pins of another depot; the call is ignored"
+                "internal error: a call passed reservations or pins of another depot; kvdepot \
+                 ignores the call"
             );
         }
         other.is_none()

@@ -88,7 +88,10 @@ pub(crate) enum Error {
         end: usize,
     },
     /// Memory that another device knows than the one that is to carry it.
-    #[error("memory registered with {region} cannot be used by {device}")]
+    #[error(
+        "memory that is registered with the RDMA device {region} cannot be used by the RDMA device \
+         {device}"
+    )]
     OtherDevice {
         /// The device that knows it.
         region: String,

@@ -96,8 +96,9 @@ const fn durability_of(section: &'static str) -> OptionSpec {
         "durability",
         Kind::Choice(&["process", "power"]),
         "process",
-        "Failures that an acknowledged block survives. `process`: termination of the process. \
-         `power`: also a power loss; puts are slower than with `process`.",
+        "Failures that an [acknowledged](glossary.md#acknowledged) (stored) block survives. \
+         `process`: the termination of the process. `power`: also a power loss, but puts are \
+         slower than with `process`.",
     )
 }
 

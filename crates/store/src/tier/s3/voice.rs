@@ -55,7 +55,8 @@ impl Voice {
         if let Some(unsaid) = self.may_say("refused", Fault::Refused) {
             self.is_told.store(true, Ordering::Relaxed);
             tracing::warn!(%error, unsaid,
-                "object store rejected a request; blocks of the tier are misses");
+                "the object store rejected a request; the tier finds and stores no blocks until \
+                 requests succeed");
         }
     }
 

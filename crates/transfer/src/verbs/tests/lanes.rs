@@ -272,7 +272,7 @@ fn slices_that_no_device_could_carry_are_refused() {
         (
             Op::Write,
             vec![other],
-            "registered with double1 cannot be used by double0",
+            "registered with the RDMA device double1 cannot be used by the RDMA device double0",
         ),
         (Op::Read, vec![short], "is read-only"),
         (
