@@ -68,7 +68,7 @@ def test_a_slot_that_is_cut_or_fails_keeps_its_rows(
 ) -> None:
     slots = [
         slot("fails", f"{ROW}; print('no row'); raise SystemExit(3)"),
-        slot("cut", f"{ROW}; import time; time.sleep(3600)"),
+        slot("cut", f"{ROW}; import signal; signal.pause()"),
     ]
     states, rows = run(monkeypatch, tmp_path, slots, 5)
     assert states["fails"].startswith("failed: exit status 3")

@@ -111,8 +111,8 @@ impl Fused {
             let (from, to) = (src.addr() + from, dst.addr() + to);
             assert!(len.is_multiple_of(BLOCK), "a block of {len} bytes");
             assert!(to.is_multiple_of(STRIPE), "a destination at {to:#x}");
-            // SAFETY: both lie in their buffers, which are memory and do not overlap, and the machine
-            // can run the loop.
+            // SAFETY: both lie in their buffers, which are memory and do not overlap, and the
+            // machine can run the loop.
             sum = sum.wrapping_add(unsafe {
                 self.block(
                     with_exposed_provenance(from),
