@@ -244,7 +244,7 @@ pub(crate) struct Rm {
     #[arg(long = "key", value_name = "KEY", value_parser = key)]
     pub(crate) keys: Vec<Key>,
     /// Remove the default arenas of all instances, unfinished arenas, sockets without a listening
-    /// process, the measured copy kernels, and leftover files of benchmarks.
+    /// process, files with measured copy kernels, and leftover files of benchmarks.
     #[arg(long, conflicts_with_all = ["path", "instance", "namespace", "keys"])]
     pub(crate) all: bool,
     /// Delete an arena without asking for confirmation; required if stdin is not a terminal. The

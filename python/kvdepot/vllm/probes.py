@@ -385,9 +385,9 @@ class Probes:
             except OSError as error:
                 path = f"not beyond this engine's end ({error})"
             logger.error(
-                "kvdepot: in %d probes, stored blocks differed from computed blocks; namespace %s is "
-                "in quarantine (%s). Nothing is stored or loaded. 'kvdepot quarantine list' lists "
-                "the namespace; 'kvdepot rm --namespace %s' removes its blocks",
+                "kvdepot: in %d probes, stored blocks differed from computed blocks; namespace %s "
+                "is in quarantine (%s). Nothing is stored or loaded. 'kvdepot quarantine list' "
+                "lists the namespace; 'kvdepot rm --namespace %s' removes its blocks",
                 FAILED, digest.hex(), path, digest.hex(),
             )  # fmt: skip
 

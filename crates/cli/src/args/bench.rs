@@ -295,7 +295,7 @@ pub(crate) enum Bench {
     ///                             first transfer
     ///   resolve_ms                time until each request of a batch has an outcome, if the target
     ///                             is killed or stopped; LIMIT: the batch's time-out plus 100 ms.
-    ///                             The data of successful requests is compared
+    ///                             The bytes of successful requests are verified
     ///
     /// With --where veth, the processes run in two network namespaces, which are removed at the
     /// end; veth needs root and the command `ip`. The metrics over_memcpy, first_byte_on_over_off,
