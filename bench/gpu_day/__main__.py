@@ -26,6 +26,7 @@ from typing import IO, Any
 
 import program
 from program import say
+from vllm_device.install import unpack
 
 from gpu_day.slots import SLOTS, Slot
 
@@ -33,6 +34,8 @@ BENCH = Path(__file__).resolve().parents[1]
 ROOT = BENCH.parent
 # A slot that was measured before is expected to take so much longer.
 MARGIN = 1.25
+# Between SIGTERM and SIGKILL.
+CLEANUP_SECONDS = 10.0
 MOCK_DRIVER = ROOT / "crates/testkit/cuda/double.c"
 
 
@@ -80,11 +83,13 @@ def expected_seconds(slot: Slot, device: str, runs: Path) -> float:
 class Day:
     """The slots on one machine."""
 
-    def __init__(self, options: argparse.Namespace, device: str, rows: IO[str]) -> None:
+    def __init__(
+        self, options: argparse.Namespace, device: str, rows: IO[str], deadline: float
+    ) -> None:
         self._options = options
         self._device = device
         self._rows = rows
-        self._deadline = time.monotonic() + options.seconds
+        self._deadline = deadline
         self._environment = environment(options)
         self._missing: dict[str, bool] = {}
         self._process: subprocess.Popen[str] | None = None
@@ -225,20 +230,21 @@ def install(options: argparse.Namespace) -> None:
     if not parts or (marker.is_file() and marker.read_text() == names):
         return
     say(f"installing {len(parts)} parts of {options.pack} into {options.site}")
-    command = [sys.executable, str(BENCH / "vllm_device/install.py")]
-    command += [str(options.pack), str(options.site)]
-    # Missing modules are reported by the slots that need them.
-    with (options.logs / "install.log").open("w") as log:
-        subprocess.run(command, check=False, stdout=log, stderr=log)
-    if options.site.is_dir():
-        marker.write_text(names)
+    unpack(options.pack, options.site)
+    marker.write_text(names)
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """Kill a slot's process with all its descendants; nothing if it has ended."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    """End a slot's process with all its descendants; nothing if it has ended.
+
+    After SIGTERM, the benchmarks end their engines and remove their files.
+    """
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(CLEANUP_SECONDS)
 
 
 def stop(number: int, _frame: object) -> None:
@@ -329,7 +335,7 @@ def main() -> int:
     file = folder / f"{today}-{slug}-gpu-day.jsonl"
     try:
         with file.open("a") as rows:
-            ended = Day(options, device, rows).run()
+            ended = Day(options, device, rows, program.STARTED + options.seconds).run()
     except KeyboardInterrupt:
         print(f"interrupted; rows until then: {file}", file=sys.stderr)
         return 130

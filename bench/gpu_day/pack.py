@@ -2,8 +2,9 @@
 
 The parts are files part-*.tar.xz in --out, each to be carried separately. The first parts hold
 kvdepot's wheel and the packages for its tests. The others hold vLLM and those packages that
-machines with PyTorch and transformers lack, for the CPython version --python. The tree itself (the
-tests and benchmarks) is not packed: carry it as a git clone or an archive.
+machines with PyTorch and transformers lack, for the CPython version --python on x86-64. Of vLLM,
+the parts lack FlashAttention 2, so the device has to be of compute capability 9.0 (Hopper). The
+tree itself (the tests and benchmarks) is not packed: carry it as a git clone or an archive.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 # glibc of the other machine, such as Ubuntu 22.04's: pip compares tags, and not versions.
 GLIBC = range(5, 36)
-TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "xxhash", "blake3")
 # Nothing that the slots import needs these files of vLLM, which are most of its size.
 LEFT_OUT = (
     "vllm/vllm_flash_attn/_vllm_fa2_C*",
@@ -130,6 +130,12 @@ def main() -> int:
         help="pinned packages to carry with vLLM (default: requirements/gpu.txt)",
     )
     parser.add_argument(
+        "--tests",
+        type=Path,
+        default=ROOT / "requirements/gpu-tests.txt",
+        help="pinned packages for the tests (default: requirements/gpu-tests.txt)",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         default=ROOT / "build/gpu-pack",
@@ -139,6 +145,8 @@ def main() -> int:
     if min(options.pack_mib, options.vllm_mib) < 1:
         parser.error("--pack-mib and --vllm-mib are at least 1")
     own = sorted(options.wheels.glob("kvdepot-*.whl"))
+    if any(not wheel.name.endswith("x86_64.whl") for wheel in own):
+        parser.error(f"--wheels: {own[0].name} is not for x86-64")
     if len(own) != 1:
         parser.error(f"--wheels: {len(own)} wheels of kvdepot are in {options.wheels}; allowed: 1")
     options.out.mkdir(parents=True, exist_ok=True)
@@ -146,7 +154,7 @@ def main() -> int:
         old.unlink()
     with tempfile.TemporaryDirectory(prefix="kvdepot-") as folder:
         say(f"downloading packages for CPython {options.python}")
-        tests = wheels(list(TESTS), options.python, Path(folder))
+        tests = wheels(["-r", str(options.tests)], options.python, Path(folder))
         parts = parts_of([*own, *tests], options.pack_mib * MIB)
         if not options.no_vllm:
             vllm = wheels(["-r", str(options.requirements)], options.python, Path(folder))

@@ -152,7 +152,8 @@ SLOTS = [
         "long-documents",
         "questions about long documents, restored in one batch and chunk by chunk",
         240,
-        [PYTHON, "-m", "long_doc_qa", "--json", "--documents", "30", "--tokens", "10000"],
+        [PYTHON, "-m", "long_doc_qa", "--json", "--documents", "30", "--tokens", "10000"]
+        + ["--gpu-memory", "0.4"],
         [PYTHON, "-m", "long_doc_qa", "--json"]
         + ["--documents", "2", "--tokens", "512", "--in-flight", "2", "--passes", "1"],
         ENGINE,

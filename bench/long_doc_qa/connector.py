@@ -66,7 +66,10 @@ class OneByOne(Recorder):
                 if placement is None:
                     continue
                 spans = kvdepot.Spans(
-                    ranges=self._ranges[part.group], rows=[part.rows[index]], owner=self._tensors
+                    ranges=self._ranges[part.group],
+                    rows=[part.rows[index]],
+                    owner=self._tensors,
+                    device=self._device,
                 )
                 move = mover.load([placement], spans, part=self.rank)
                 move.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -26,7 +27,6 @@ def run(
 ) -> tuple[dict[str, str], list[dict[str, object]]]:
     monkeypatch.setattr(day, "SLOTS", slots)
     options = argparse.Namespace(
-        seconds=seconds,
         slot=None,
         rehearse=False,
         runs=folder,
@@ -36,7 +36,7 @@ def run(
     )
     file = folder / "2026-01-01-test-gpu-day.jsonl"
     with file.open("a") as rows:
-        ended = day.Day(options, "test", rows).run()
+        ended = day.Day(options, "test", rows, time.monotonic() + seconds).run()
     found = [json.loads(line) for line in file.read_text().splitlines()]
     return {one.slot: one.state for one in ended}, found
 

@@ -71,6 +71,29 @@ pub fn usual_cache_dir() -> Option<PathBuf> {
     cache_base().map(|base| base.join("kvdepot"))
 }
 
+/// Returns the directory that [`cache_dir`] prefers, for data that may be missing. It is created if
+/// it would be in a directory of this user. `None` if it would not, or if this user cannot write it.
+///
+/// A process that was started with another user's `HOME` (`sudo -E`) leaves nothing there that this
+/// other user cannot use.
+#[must_use]
+pub fn own_cache_dir() -> Option<PathBuf> {
+    own_cache_dir_in(&cache_base()?, rustix::process::geteuid().as_raw())
+}
+
+fn own_cache_dir_in(base: &Path, user: u32) -> Option<PathBuf> {
+    let dir = base.join("kvdepot");
+    if !dir.is_dir() {
+        let there = base.ancestors().find(|dir| dir.is_dir())?;
+        if fs::metadata(there).ok()?.uid() != user {
+            return None;
+        }
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700).create(base).ok()?;
+    }
+    private(dir).ok()
+}
+
 fn cache_base() -> Option<PathBuf> {
     env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
@@ -194,6 +217,19 @@ mod tests {
 
     fn mode_of(path: &Path) -> u32 {
         fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn nothing_is_made_in_the_home_of_another_user() {
+        let home = tempfile::tempdir().unwrap();
+        let user = rustix::process::geteuid().as_raw();
+        let base = home.path().join(".cache");
+        assert_eq!(own_cache_dir_in(&base, user + 1), None);
+        assert!(!base.exists());
+        let made = own_cache_dir_in(&base, user).unwrap();
+        assert_eq!(made, base.join("kvdepot"));
+        assert_eq!((mode_of(&base), mode_of(&made)), (0o700, 0o700));
+        assert_eq!(own_cache_dir_in(&base, user), Some(made));
     }
 
     #[test]

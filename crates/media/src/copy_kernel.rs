@@ -127,7 +127,7 @@ pub fn calibrate() -> Result<Calibration> {
     let mut calibration = Calibration::measure()?;
     choose(calibration.kernels);
     // If that fails, the next process measures again.
-    let dir = dirs::usual_cache_dir().and_then(|dir| dirs::private(dir).ok());
+    let dir = dirs::own_cache_dir();
     calibration.is_kept = dir.is_some_and(|dir| note(&dir.join(name()), &calibration).is_ok());
     Ok(calibration)
 }

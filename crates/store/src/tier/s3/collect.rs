@@ -28,6 +28,8 @@ use crate::tier::posix::name::{BLOCKS, identity_of};
 const TICK: Duration = Duration::from_secs(60);
 const COUNT_AGAIN: Duration = Duration::from_secs(3600);
 const COUNT_IN_DOUBT: Duration = Duration::from_secs(300);
+/// Of the time of large buckets, one in so many parts is spent on counts that are in doubt.
+const IN_DOUBT_OVER_COUNT: u32 = 12;
 
 /// How long one who finds another at it waits, at first and at most.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -49,7 +51,7 @@ pub(super) struct Collector {
     usage: Arc<Usage>,
     wake: Notify,
     needed: AtomicU64,
-    /// A block was refused since the last count, as no space was spare.
+    /// A block was refused since the last round, as no space was spare.
     doubts: AtomicBool,
     rounds: watch::Sender<u64>,
     evicted: [AtomicU64; 2],
@@ -102,7 +104,7 @@ impl Collector {
         })
     }
 
-    /// Has the next round count, if the last count is older than some minutes.
+    /// Has the next round count, unless the last count is young.
     pub(super) fn doubt(&self) {
         self.doubts.store(true, Ordering::Relaxed);
     }
@@ -165,9 +167,10 @@ impl Collector {
 
     async fn round(&self, needed: u64) -> Result<(), Fault> {
         let mut pause = PAUSE;
+        let is_in_doubt = self.doubts.swap(false, Ordering::Relaxed);
         loop {
             let used = self.usage.used().await?;
-            if !self.is_needed(used, needed) {
+            if !self.is_needed(used, needed, is_in_doubt) {
                 return Ok(());
             }
             if let Some(collecting) = self.usage.collect().await? {
@@ -194,10 +197,10 @@ impl Collector {
         }
     }
 
-    fn is_needed(&self, used: Used, needed: u64) -> bool {
+    fn is_needed(&self, used: Used, needed: u64, is_in_doubt: bool) -> bool {
         let lacks = needed > 0 && used.bytes.saturating_add(needed) > self.usage.capacity();
-        let longest = match self.doubts.load(Ordering::Relaxed) {
-            true => COUNT_IN_DOUBT,
+        let longest = match is_in_doubt {
+            true => COUNT_IN_DOUBT.max(used.took.saturating_mul(IN_DOUBT_OVER_COUNT)),
             false => COUNT_AGAIN,
         };
         let is_old = used.counted.is_none_or(|age| age >= longest);
@@ -208,7 +211,6 @@ impl Collector {
     /// announced; what is left. `None` where another one does that.
     async fn count(&self, by: &Collecting, needed: u64) -> Result<Option<Counted>, Fault> {
         let begun = clock::now();
-        self.doubts.store(false, Ordering::Relaxed);
         let mut sum = 0_u64;
         let mut oldest = Oldest {
             heap: BinaryHeap::new(),
@@ -288,6 +290,7 @@ impl Collector {
         Ok(Some(Counted {
             bytes: sum - bytes,
             turnover: newest.map(age),
+            took: clock::since(begun),
         }))
     }
 

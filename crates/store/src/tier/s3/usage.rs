@@ -76,8 +76,10 @@ struct Said {
 pub(super) struct Count {
     bytes: u64,
     settled: HashMap<String, u64>,
-    /// Seconds of its end, by the store's clock.
+    /// Seconds of its end, by the store's clock, and how many it took.
     at: i64,
+    #[serde(default)]
+    took: u64,
     /// Seconds since the last use of the newest block that went; `None` where none has gone yet.
     #[serde(default)]
     turnover: Option<u64>,
@@ -122,6 +124,8 @@ pub(super) struct Used {
     pub(super) bytes: u64,
     /// How old the count is; `None` where nobody has counted.
     pub(super) counted: Option<Duration>,
+    /// How long it took.
+    pub(super) took: Duration,
 }
 
 /// Room for one object. Dropped, it is given back.
@@ -316,11 +320,12 @@ impl Usage {
         });
         let bytes = beyond.fold(count.bytes, u64::saturating_add);
         self.mine.lock().seen = bytes;
-        let counted = look
-            .count
-            .as_ref()
-            .map(|count| Duration::from_secs(look.now.abs_diff(count.at)));
-        Used { bytes, counted }
+        let age = Duration::from_secs(look.now.abs_diff(count.at));
+        Used {
+            bytes,
+            counted: look.count.is_some().then_some(age),
+            took: Duration::from_secs(count.took),
+        }
     }
 
     /// Says what this process may have written.

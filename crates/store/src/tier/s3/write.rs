@@ -1,5 +1,6 @@
 //! How a block becomes an object: memory is reserved for it, lanes write it, and `send` stores it.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use futures_util::future::{FutureExt, join_all};
@@ -7,7 +8,7 @@ use futures_util::stream::{self, StreamExt};
 use kvdepot_arena::clock::unix_seconds;
 use kvdepot_arena::format::file_header::{FileHeader, LEN, SUMS_MAX};
 use kvdepot_arena::format::file_note::FileNote;
-use kvdepot_arena::{Cause, Full, Identity, NamespaceId, Refused, Reserved, Wanted, parts};
+use kvdepot_arena::{Cause, Full, Identity, NamespaceId, Refused, Reserved, Use, Wanted, parts};
 use kvdepot_media::Checksum;
 use tokio::time::{Instant, timeout_at};
 
@@ -72,6 +73,7 @@ impl Common {
         let until = now + deadline.saturating_duration_since(now) / 2;
         let mut made: Vec<Result<Reserved, Refused>> = Vec::with_capacity(blocks.len());
         let needs = self.needs(&blocks);
+        let prompts: Vec<u64> = blocks.iter().map(|one| Use::of(one.stamp).began).collect();
         let mut lacks_room = false;
         let blocks = blocks.iter().zip(needs);
         for ((block, name), seen) in blocks.zip(names.iter().copied()).zip(seen) {
@@ -92,31 +94,34 @@ impl Common {
             lacks_room |= matches!(&one, Err(Refused::Full(_))) && Instant::now() >= until;
             made.push(one);
         }
-        // What is there needs no room. Behind the first block beyond the limit that is not, none of
-        // its prompt is.
-        let is_limit = |one: &Result<_, _>| match one {
-            Err(Refused::Full(full)) => Some(full.cause == Cause::Limit),
-            _ => None,
-        };
-        let full: Vec<(usize, bool)> = made
+        // What is there needs no room. Of a prompt, nothing is there behind the first block beyond
+        // its limit that is not.
+        let mut ended = HashSet::new();
+        let mut full = made
             .iter()
             .enumerate()
-            .filter_map(|(at, one)| Some((at, is_limit(one)?)))
-            .collect();
-        for some in full.chunks(self.bucket.at_once()) {
-            let looks = some.iter().map(async |(at, is_limit)| {
-                let seen = self.look(&names[*at], Way::Write).await;
-                (*at, *is_limit, matches!(seen, Ok(Seen::Block(_))))
-            });
-            let seen = join_all(looks).await;
-            for (at, _, _) in seen.iter().filter(|(_, _, is_there)| *is_there) {
-                made[*at] = Err(Refused::Present(self.held.nowhere()));
-            }
-            if seen
-                .iter()
-                .any(|(_, is_limit, is_there)| *is_limit && !is_there)
-            {
+            .filter_map(|(at, one)| match one {
+                Err(Refused::Full(full)) => Some((at, full.cause == Cause::Limit)),
+                _ => None,
+            })
+            .collect::<Vec<_>>()
+            .into_iter();
+        loop {
+            let next = full.by_ref();
+            let next = next.filter(|(at, is_limit)| !(*is_limit && ended.contains(&prompts[*at])));
+            let some: Vec<_> = next.take(self.bucket.at_once()).collect();
+            if some.is_empty() {
                 break;
+            }
+            let looks = some
+                .iter()
+                .map(|(at, _)| self.look(&names[*at], Way::Write));
+            for ((at, is_limit), seen) in some.iter().zip(join_all(looks).await) {
+                if matches!(seen, Ok(Seen::Block(_))) {
+                    made[*at] = Err(Refused::Present(self.held.nowhere()));
+                } else if *is_limit {
+                    ended.insert(prompts[*at]);
+                }
             }
         }
         // Who would write a block uses the one that is there.

@@ -50,6 +50,7 @@ impl Collecting {
 pub(crate) struct Counted {
     pub(crate) bytes: u64,
     pub(crate) turnover: Option<u64>,
+    pub(crate) took: Duration,
 }
 
 /// The right to collect, by a version of its object.
@@ -178,11 +179,16 @@ impl Usage {
 
     /// Says what has been found, and is there no more; what has ended long ago is forgotten.
     pub(crate) async fn found(&self, by: &Collecting, found: Counted) -> Result<(), Fault> {
-        let Counted { bytes, turnover } = found;
+        let Counted {
+            bytes,
+            turnover,
+            took,
+        } = found;
         let mut count = Count {
             bytes,
             settled: by.settled.clone(),
-            at: by.now,
+            at: by.now.saturating_add_unsigned(took.as_secs()),
+            took: took.as_secs(),
             turnover: turnover.or(by.turnover),
         };
         // What they have written was found.
