@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -92,7 +93,8 @@ class Day:
         self._deadline = deadline
         self._environment = environment(options)
         self._missing: dict[str, bool] = {}
-        self._process: subprocess.Popen[str] | None = None
+        self.cut: Callable[[], None] = lambda: None
+        """Ends the present slot, as its timer does when the time is over."""
 
     def run(self) -> list[Ended]:
         """Run each slot that fits, in order."""
@@ -152,6 +154,7 @@ class Day:
                 cut.set()
                 kill(process)
 
+            self.cut = end
             timer = threading.Timer(max(left, 1), end)
             timer.start()
             try:
