@@ -95,7 +95,7 @@ pub enum Error {
     },
     /// A signal ended the wait for a response of another process or for an arena. A requested
     /// operation may still happen.
-    #[error("a signal interrupted the wait; the call may still be executed")]
+    #[error("a signal interrupted the wait; kvdepot may still complete the call")]
     Interrupted,
     /// The server sent an invalid message or closed the connection.
     #[error("server at {socket}: {reason}")]
@@ -146,7 +146,7 @@ fn closed(word: &str) -> String {
 /// The text of a value that is not allowed, or that is missing.
 fn not_allowed(field: &str, value: &str, allowed: &str) -> String {
     match value {
-        MISSING => format!("{field} is required: {allowed}"),
+        MISSING => format!("{field} is required; allowed: {allowed}"),
         _ => format!("{field}: {value} is not allowed; allowed: {allowed}"),
     }
 }

@@ -21,8 +21,8 @@ impl Arena {
             path,
             offset,
             len,
-            "medium error; the blocks in the range are lost, and the range stays unused until the \
-             next open"
+            "medium error in a range of the arena; the range's blocks are lost, and the range \
+             stays unused until the next open"
         );
     }
 

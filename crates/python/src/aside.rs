@@ -127,7 +127,9 @@ impl Promise {
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        self.tell(Err("the mover is closed; attach again".to_owned()));
+        self.tell(Err(
+            "the mover (connection to the server) is closed; attach again".to_owned(),
+        ));
     }
 }
 

@@ -82,8 +82,8 @@ impl Grant {
         };
         if let Err(error) = told {
             tracing::warn!(%error,
-                "internal error: unknown save reported to the checkpoint policy; the save is not \
-                 affected");
+                "internal error: the checkpoint policy received a report about an unknown save; the \
+                 save is not affected");
         }
     }
 }

@@ -36,7 +36,7 @@ pub enum Error {
     /// A serializer wrote more or fewer bytes than predicted. The session does not exist, and its
     /// parts were removed.
     #[error(
-        "the engine wrote {written} bytes of rows{}, but {predicted} bytes were expected; nothing \
+        "the engine wrote {written} bytes of KV rows{}, but {predicted} bytes were expected; nothing \
          was saved",
         if written > predicted { " or more" } else { "" }
     )]

@@ -49,7 +49,7 @@ pub enum Error {
 /// The text of a value that is not allowed, or that is missing.
 fn not_allowed(field: &str, value: &str, allowed: &str) -> String {
     match value {
-        "missing" => format!("{field} is required: {allowed}"),
+        "missing" => format!("{field} is required; allowed: {allowed}"),
         _ => format!("{field}: {value} is not allowed; allowed: {allowed}"),
     }
 }

@@ -127,7 +127,7 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
         """
         tokens = list(key)
         if self._closed or not tokens:
-            raise KeyError("no stored state: the prompt is empty, or the cache is closed")
+            raise KeyError("no state was found: the prompt is empty, or the cache is closed")
         live = self._live(tokens)
         try:
             loaded = self._load(tokens, live)

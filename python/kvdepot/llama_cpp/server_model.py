@@ -144,14 +144,14 @@ class RememberingProxy(LlamaProxy):
         llama = LlamaProxy.load_llama_from_model_settings(settings)
         reason = _not_remembered(settings)
         if reason is not None:
-            say(f"{settings.model_alias}: no states are stored: {reason}")
+            say(f"{settings.model_alias}: kvdepot stores no states of this model: {reason}")
             return llama
         try:
             return ServedLlama.serve(llama, KvdepotCache(llama, self._depot))
         except (kvdepot.Error, ValueError, OSError) as error:
             if not self._started:
                 raise  # whoever starts a server that remembers is told that it would not
-            say(f"{settings.model_alias}: no states are stored: {error}")
+            say(f"{settings.model_alias}: kvdepot stores no states of this model: {error}")
             return llama
 
     def statistics(self) -> dict[str, Any]:

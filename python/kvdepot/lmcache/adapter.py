@@ -310,7 +310,8 @@ class KvdepotAdapter(L2AdapterInterface):
             at = b"?"
         if len(at) not in (0, 16 + len(END)):
             raise ValueError(
-                f"cursor: {cursor!r} is not allowed; allowed: the cursor of the previous page"
+                f"cursor: {cursor!r} is not allowed; allowed: the cursor that the previous page "
+                "returned"
             )
         return at[:16], at[16:] or None
 

@@ -250,7 +250,8 @@ class KvdepotBackend(StoragePluginInterface):
         """Returns LMCache's CPU memory."""
         if self.local_cpu_backend is None:
             raise RuntimeError(
-                "LMCache's scheduler process has no CPU memory, so the process can only look up"
+                "LMCache's scheduler process has no CPU memory, so the process can look "
+                "up chunks, but not load or store chunks"
             )
         return self.local_cpu_backend
 

@@ -264,7 +264,9 @@ class PrefixCache:
         try:
             return self._load(tokens, most)
         except kvdepot.Error as error:
-            logger.warning("cannot load the prompt; the model computes the prompt: %s", error)
+            logger.warning(
+                "cannot load the KV data of the prompt; the model computes the prompt: %s", error
+            )
             return DynamicCache(config=self._model.config), 0
 
     def _save_or_not(self, tokens: Any, cache: DynamicCache) -> int:

@@ -243,8 +243,8 @@ def _beside(name: str, load: Any, mode: str, text: str | None) -> str:
     directory = _directory(SimpleNamespace(model=name, revision=None), load)
     if directory is None and text is None:
         raise kvdepot.ConfigError(
-            f"--model: the model also loads weights or code of {name!r}, which are not in files "
-            "of this host; set 'weights' in kv_connector_extra_config to a text that identifies "
+            f"--model: the model also loads weights or code from {name!r}, which has no files "
+            "on this host; set 'weights' in kv_connector_extra_config to a text that identifies "
             "all weights"
         )
     return "named" if directory is None else engine_weights.of_directory(directory, mode)

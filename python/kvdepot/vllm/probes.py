@@ -115,7 +115,7 @@ class Probes:
         if self._every:
             self.off = why
             say = logger.warning if self._first == GATE else logger.info
-            say("kvdepot: probes are disabled, because %s", why)
+            say("kvdepot: probes (checks of loaded blocks) are disabled, because %s", why)
 
     def forget(self) -> None:
         """The namespaces in use were emptied, or other weights were the reason for a doubt: their

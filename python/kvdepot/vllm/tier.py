@@ -389,8 +389,8 @@ class KvdepotTier(SecondaryTierManager):
                 job.wait(CLOSE_SECONDS)
         except kvdepot.TimeoutError as error:
             raise kvdepot.Error(
-                "a kvdepot tier has not finished a copy from or to vLLM's CPU tier; this memory "
-                "stays mapped until the process exits"
+                "a kvdepot tier has not finished a copy from or to vLLM's CPU tier; the CPU "
+                "tier's memory stays mapped until the process exits"
             ) from error
         self._jobs.clear()
         # vLLM unmaps them now.

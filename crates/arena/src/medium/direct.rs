@@ -92,7 +92,7 @@ impl Losses for Lost {
             if self.pages.lock().insert(at) {
                 self.count.fetch_add(1, Ordering::Release);
                 tracing::error!(path = self.name, at, %error,
-                    "medium error: cannot read or write a page; blocks in the page are misses");
+                    "medium error: cannot read or write a page of the arena; its blocks are misses");
             }
         }
     }
@@ -315,7 +315,7 @@ impl Direct {
         let synced = fd.and_then(|fd| Ok(rustix::fs::fdatasync(fd)?));
         if let Err(error) = &synced {
             tracing::error!(path = self.opened.name(), %error,
-                "cannot sync the arena's file or device; puts of the written blocks fail");
+                "cannot sync the arena's file or device; blocks just written count as not stored");
         }
         synced.is_ok()
     }

@@ -28,7 +28,7 @@ impl Medium for Arc<Mapping> {
             let synced = Mapping::sync(self, *at, *len, Flush::Power);
             if let Err(error) = &synced {
                 tracing::error!(at, len, %error,
-                    "cannot sync the arena's file or device; puts of the written blocks fail");
+                    "cannot sync the arena's file or device; blocks just written count as not stored");
             }
             synced.is_ok()
         };
@@ -44,7 +44,7 @@ impl Medium for Arc<Mapping> {
             // Inside the table by construction: no number is above the layout's.
             if let Err(error) = self.write_from(*at, bytes) {
                 tracing::error!(at, %error,
-                    "cannot write the record of a block; the block is not acknowledged");
+                    "cannot write the record of a block; the block counts as not stored");
             }
         }
         let has = |(at, _): &Written| !self.is_lost(*at, record::LEN as u64);

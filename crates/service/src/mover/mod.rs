@@ -448,7 +448,9 @@ impl Mover {
         store: bool,
     ) -> Result<MoveJob, Error> {
         let pass = self.gate.enter().map_err(|error| match error {
-            Error::Closed("") => Error::Closed("the mover is closed; attach again"),
+            Error::Closed("") => {
+                Error::Closed("the mover (connection to the server) is closed; attach again")
+            }
             other => other,
         })?;
         let mut batch = self.copier.batch();

@@ -168,8 +168,8 @@ impl Session {
                 let pid = self.client.who();
                 tracing::warn!(
                     pid,
-                    "client disconnected; its pins and reservations are kept until the client \
-                     reconnects or exits"
+                    "client disconnected; the server keeps the client's pins and reservations until \
+                     the client reconnects or exits"
                 );
                 while end == End::Broken && !self.retired.load(Ordering::Acquire) {
                     match self.client.wait_end(LOOK) {

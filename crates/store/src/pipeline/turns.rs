@@ -154,7 +154,7 @@ impl<S: Send + 'static> Turns<S> {
             // The steps after one that panics run in its unwinding.
             let start = AssertUnwindSafe(|| (self.start)(step, turn));
             if catch_unwind(start).is_err() {
-                tracing::error!("internal error: step of a call panicked; the call failed");
+                tracing::error!("internal error: a step of a call panicked; the call failed");
             }
             if !ended.swap(true, Ordering::AcqRel) {
                 return;

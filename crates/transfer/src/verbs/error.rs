@@ -38,8 +38,8 @@ pub(crate) enum Error {
     /// Memory that no device can be given for as long as it likes: a file on a DAX file system,
     /// whose blocks the file system must be free to move.
     #[error(
-        "cannot register {len} bytes at {addr:#x} with {device}: this memory, such as a file on \
-         a DAX file system, does not support RDMA; use the DAX device (/dev/daxX.Y) or other \
+        "cannot register {len} bytes at {addr:#x} with {device}: this memory does not support RDMA \
+         (for example, a file on a DAX file system); use the DAX device (/dev/daxX.Y) or other \
          memory"
     )]
     Bounce {
@@ -188,7 +188,7 @@ pub(crate) enum Failure {
     #[error("remote invalid request (status 9)")]
     RemoteRequest,
     /// The peer's device failed while it carried the request.
-    #[error("remote operation error (status 11)")]
+    #[error("the peer's RDMA device could not complete the operation (status 11)")]
     RemoteOperation,
     /// The peer has not answered, however often its device was asked.
     #[error("peer not responding (status {status})")]
@@ -197,16 +197,16 @@ pub(crate) enum Failure {
         status: c_int,
     },
     /// The memory on this side is none that the device knows, or not for this use.
-    #[error("local memory access error (status {status})")]
+    #[error("the RDMA device cannot access the registered memory of this host (status {status})")]
     LocalMemory {
         /// 1 for a length, 4 for a key, a range or a right, 8 for a right.
         status: c_int,
     },
     /// Something before it has failed, so it was not tried, or not to the end.
-    #[error("cancelled after an earlier failure (status 5)")]
+    #[error("RDMA operation cancelled after an earlier failure of the connection (status 5)")]
     Flushed,
     /// The device says something else.
-    #[error("device error (status {status}, vendor code {vendor:#x})")]
+    #[error("RDMA device error (status {status}, vendor code {vendor:#x})")]
     Device {
         /// `enum ibv_wc_status`.
         status: c_int,

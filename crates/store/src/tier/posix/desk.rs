@@ -165,7 +165,7 @@ impl Desk {
             {
                 tracing::warn!(
                     threads = state.threads,
-                    "file system not responding; closing without waiting for the I/O threads"
+                    "file system not responding; closing the tier without waiting for I/O threads"
                 );
                 let left = std::mem::take(&mut state.calls);
                 state.waiting = 0;

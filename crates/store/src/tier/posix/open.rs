@@ -464,7 +464,7 @@ impl Open {
         let opened = state.files.get(&place.token.sequence);
         opened
             .map(read)
-            .ok_or(Error::Closed("the block was released before its copy"))
+            .ok_or(Error::Closed("the block was released before it was copied"))
     }
 
     /// Names a new file.

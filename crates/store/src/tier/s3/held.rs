@@ -401,7 +401,11 @@ impl Ends for Held {
                 memory: Some((memory, _)),
                 ..
             })) => memory.part(LEN as u64 + offset, len)?,
-            _ => return Err(Error::Closed("the object was released before its copy")),
+            _ => {
+                return Err(Error::Closed(
+                    "the object was released before it was copied",
+                ));
+            }
         };
         ends.clear();
         ends.push(buffer);

@@ -543,8 +543,9 @@ impl Common {
                 self.bucket.count(Fault::Strange);
                 if let Some(unsaid) = self.bucket.may_say("object", Fault::Strange) {
                     let key = &name.key;
-                    tracing::warn!(%key, unsaid, "object does not match its name; treated as a \
-                                                  miss");
+                    tracing::warn!(%key, unsaid,
+                        "the content of an object does not match the object's key; the block is a \
+                         miss");
                 }
                 // The next put writes it again, unless it is one of a later release.
                 if !newer {
