@@ -125,12 +125,12 @@ pub fn of(id: &PartId, bytes: &[u8]) -> Checksum {
 /// calling thread computes it.
 #[must_use]
 pub fn of_buffers(id: &PartId, buffers: &[Buffer]) -> Checksum {
-    let mut part = PartHash::new(buffers.iter().map(|buffer| buffer.len() as u64).sum());
+    let mut part = PartSum::new(buffers.iter().map(|buffer| buffer.len() as u64).sum());
     for buffer in buffers {
         // SAFETY: the buffer's owner keeps its bytes readable.
         unsafe { part.feed(buffer.as_ptr(), buffer.len()) };
     }
-    compose(id, part.len, part.digests)
+    part.finish(id)
 }
 
 /// Returns the checksum of the part table of a block with `parts` parts.
@@ -221,8 +221,8 @@ impl Sum {
     }
 }
 
-/// The leaves of a part that comes in pieces.
-struct PartHash {
+/// An incremental checksum of a part that comes in pieces.
+pub struct PartSum {
     len: u64,
     leaf: Leaf,
     /// Bytes that the current leaf still needs, and that come after it.
@@ -231,8 +231,10 @@ struct PartHash {
     digests: Vec<u128>,
 }
 
-impl PartHash {
-    fn new(len: u64) -> Self {
+impl PartSum {
+    /// Starts the checksum of a part of `len` bytes.
+    #[must_use]
+    pub fn new(len: u64) -> Self {
         let first = len.min(LEAF);
         let digests = Vec::with_capacity(leaves(len) as usize);
         Self {
@@ -242,6 +244,23 @@ impl PartHash {
             later: len - first,
             digests,
         }
+    }
+
+    /// Adds the next bytes.
+    ///
+    /// # Panics
+    ///
+    /// If the total exceeds the length passed to [`PartSum::new`].
+    pub fn add(&mut self, bytes: &[u8]) {
+        assert!(bytes.len() as u64 <= self.leaf_left + self.later);
+        // SAFETY: the slice is readable, and no longer than what is missing.
+        unsafe { self.feed(bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// Returns the checksum of the part `id`, after all bytes were added.
+    #[must_use]
+    pub fn finish(self, id: &PartId) -> Checksum {
+        compose(id, self.len, self.digests)
     }
 
     /// # Safety

@@ -303,11 +303,10 @@ impl Tier for S3 {
         let objects = places.iter().filter_map(|place| {
             let object = self.common.held.object_of(place).ok()?;
             self.common.bucket.count(Fault::Strange);
-            Some((place.identity, object.found.e_tag.clone()))
+            Some(object)
         });
-        let discard = |common: Arc<Common>, (name, e_tag): (Identity, Arc<str>)| async move {
-            common.remove(&name, Some(&e_tag)).await
-        };
+        let discard =
+            |common: Arc<Common>, object: Arc<Object>| async move { common.discard(&object).await };
         let question = reply.progress();
         self.answer(objects.collect(), question, discard, count_of(reply));
     }

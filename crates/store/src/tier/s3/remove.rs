@@ -1,12 +1,75 @@
 //! How blocks' objects are removed.
 
+use kvdepot_arena::format::file_header::LEN;
+use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{Identity, NamespaceId};
+use kvdepot_media::checksum::PartSum;
 
 use super::bucket::{Fault, Way};
-use super::object::{Found, Seen, look};
+use super::object::{Found, Object, Seen, look, read};
 use super::{Common, FOLDERS, LISTED};
 
 impl Common {
+    /// Removes the object of a block that a reader found to be corrupt, unless a second read finds
+    /// the right bytes: those of the first were changed in transit.
+    pub(super) async fn discard(&self, object: &Object) -> Result<bool, Fault> {
+        if self.is_sound(object).await? {
+            return Ok(false);
+        }
+        self.remove(&object.name, Some(&object.found.e_tag)).await
+    }
+
+    /// Whether the bytes of an object have its checksum. Of one with MACs it is not known: the right
+    /// checksum proves nothing there.
+    async fn is_sound(&self, object: &Object) -> Result<bool, Fault> {
+        let Found { note, e_tag, macs } = &object.found;
+        if !macs.is_empty() {
+            return Ok(false);
+        }
+        let (bucket, name) = (&self.bucket, &object.name);
+        let whole = (&object.path, &**e_tag);
+        let table_len = object.table.len() as u64;
+        let begin = note.len.saturating_sub(table_len);
+        let parts = if note.parts == 1 {
+            vec![Part {
+                offset: 0,
+                len: note.len,
+                checksum: note.checksum,
+            }]
+        } else {
+            let mut table = Vec::with_capacity(object.table.len());
+            read(
+                bucket,
+                Way::Read,
+                whole,
+                LEN as u64 + begin,
+                table_len,
+                |_, bytes| {
+                    table.extend_from_slice(bytes);
+                    true
+                },
+            )
+            .await?;
+            match parts::of_table(name, &table, begin, note.checksum) {
+                Some(parts) => parts,
+                None => return Ok(false),
+            }
+        };
+        for (number, part) in (0..).zip(parts) {
+            let mut sum = PartSum::new(part.len);
+            let at = LEN as u64 + part.offset;
+            read(bucket, Way::Read, whole, at, part.len, |_, bytes| {
+                sum.add(bytes);
+                true
+            })
+            .await?;
+            if sum.finish(&parts::part_id(name, number, note.parts)) != part.checksum {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Removes a block's object: the one of that version, or whichever has its name. Whether there
     /// was one.
     pub(super) async fn remove(&self, name: &Identity, e_tag: Option<&str>) -> Result<bool, Fault> {
