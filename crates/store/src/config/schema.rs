@@ -236,7 +236,7 @@ pub const OPTIONS: &[OptionSpec] = &[
          open.",
     ),
     records_of("dax"),
-    durability_of("dax"),
+    OptionSpec::durability("dax"),
     format_of("dax"),
     OptionSpec::new(
         "nvme",
@@ -259,7 +259,7 @@ pub const OPTIONS: &[OptionSpec] = &[
          depot does not open.",
     ),
     records_of("nvme"),
-    durability_of("nvme"),
+    OptionSpec::durability("nvme"),
     format_of("nvme"),
 ];
 
@@ -285,18 +285,6 @@ const fn records_of(section: &'static str) -> OptionSpec {
         "one per 4 KiB of the first 4 GiB, and one per 32 KiB beyond",
         "Maximum number of blocks in a new [arena](glossary.md#arena), at most 4294967294. Each \
          block uses one record of the arena's record table.",
-    )
-}
-
-const fn durability_of(section: &'static str) -> OptionSpec {
-    OptionSpec::new(
-        section,
-        "durability",
-        Kind::Choice(&["process", "power"]),
-        "process",
-        "Failures that an [acknowledged](glossary.md#acknowledged) (stored) block survives. \
-         `process`: the termination of the process. `power`: also a power loss, but puts are \
-         slower than with `process`.",
     )
 }
 

@@ -56,4 +56,16 @@ impl OptionSpec {
             help,
         }
     }
+    /// Declares the option `durability` of a tier.
+    pub(crate) const fn durability(section: &'static str) -> OptionSpec {
+        OptionSpec::new(
+            section,
+            "durability",
+            Kind::Choice(&["process", "power"]),
+            "process",
+            "Failures that an [acknowledged](glossary.md#acknowledged) (stored) block survives. \
+             `process`: the termination of the process. `power`: also a power loss, but puts are \
+             slower than with `process`.",
+        )
+    }
 }

@@ -26,7 +26,7 @@ pub(super) const POSIX: &[OptionSpec] = &[
          supports direct I/O. `true`: always; opening fails if the file system does not support \
          direct I/O. `false`: never.",
     ),
-    durability_of("posix"),
+    OptionSpec::durability("posix"),
     fan_out_of("posix"),
 ];
 
@@ -73,7 +73,7 @@ pub(super) const DS3FS: &[OptionSpec] = &[
         "32768",
         "Maximum number of requests in flight, 1 to 65536.",
     ),
-    durability_of("ds3fs"),
+    OptionSpec::durability("ds3fs"),
     fan_out_of("ds3fs"),
 ];
 
@@ -87,18 +87,6 @@ const fn capacity_of(section: &'static str) -> OptionSpec {
         "the capacity of the existing directory; for a new directory 80 % of its file system",
         "Maximum total size of the files of all processes that share the directory, at least 1MiB. \
          kvdepot starts to evict the least recently used files at 94 % of this size.",
-    )
-}
-
-const fn durability_of(section: &'static str) -> OptionSpec {
-    OptionSpec::new(
-        section,
-        "durability",
-        Kind::Choice(&["process", "power"]),
-        "process",
-        "Failures that an [acknowledged](glossary.md#acknowledged) (stored) block survives. \
-         `process`: the termination of the process. `power`: also a power loss, but puts are \
-         slower than with `process`.",
     )
 }
 
