@@ -72,7 +72,8 @@ pub fn usual_cache_dir() -> Option<PathBuf> {
 }
 
 /// Returns the directory that [`cache_dir`] prefers, for data that may be missing. It is created if
-/// it would be in a directory of this user. `None` if it would not, or if this user cannot write it.
+/// it would be in a directory of this user. `None` if it would not, or if this user cannot write
+/// it.
 ///
 /// A process that was started with another user's `HOME` (`sudo -E`) leaves nothing there that this
 /// other user cannot use.

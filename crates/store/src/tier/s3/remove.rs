@@ -19,8 +19,8 @@ impl Common {
         self.remove(&object.name, Some(&object.found.e_tag)).await
     }
 
-    /// Whether the bytes of an object have its checksum. Of one with MACs it is not known: the right
-    /// checksum proves nothing there.
+    /// Whether the bytes of an object have its checksum. Of one with MACs that says nothing: who
+    /// has forged it has computed its checksum too.
     async fn is_sound(&self, object: &Object) -> Result<bool, Fault> {
         let Found { note, e_tag, macs } = &object.found;
         if !macs.is_empty() {
