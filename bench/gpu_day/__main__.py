@@ -250,11 +250,6 @@ def kill(process: subprocess.Popen[str]) -> None:
                 process.wait(CLEANUP_SECONDS)
 
 
-def stop(number: int, _frame: object) -> None:
-    """Unwind the stack, so that no slot outlives this process."""
-    sys.exit(128 + number)
-
-
 def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line, checked."""
     parser = program.parser("gpu_day", __doc__)
@@ -326,8 +321,7 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
+    program.unwind_on_signals()
     for folder in (options.out, options.work, options.logs):
         folder.mkdir(parents=True, exist_ok=True)
     install(options)

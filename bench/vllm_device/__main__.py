@@ -436,16 +436,10 @@ def kill(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def leave(number: int, _frame: object) -> None:
-    """Unwinds the stack, so that no process is left."""
-    sys.exit(128 + number)
-
-
 def main() -> int:
     """Measure, and print."""
     options = options_of()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, leave)
+    program.unwind_on_signals()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.logs:
         options.logs.mkdir(parents=True, exist_ok=True)

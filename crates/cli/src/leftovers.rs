@@ -20,7 +20,7 @@ pub(crate) enum Kind {
     Socket,
     /// A benchmark's directory.
     Scratch,
-    /// Which copy kernels were measured to be fast.
+    /// The copy kernels that a measurement has chosen.
     Kernels,
 }
 

@@ -40,12 +40,13 @@ const LONGEST: Duration = Duration::from_millis(300);
 /// and more than most commands move.
 const WARM: i64 = 256 << 20;
 
-/// How much faster than the default another kernel has to be, and how far the middle half of its
-/// measurements may lie apart, as parts of the median.
+/// Least speed of another kernel than the default, over the default's. Largest distance between the
+/// quartiles of a kernel's measurements, as a part of the median.
 const GAIN: f64 = 1.03;
 const SPREAD: f64 = 0.10;
 
-/// How long a result is kept, and one whose measurements lay too far apart.
+/// Time after which the kernels are measured again; the second, if the measurements lay too far
+/// apart.
 const SETTLED: Duration = Duration::from_secs(7 * 24 * 3600);
 const UNSETTLED: Duration = Duration::from_secs(3600);
 

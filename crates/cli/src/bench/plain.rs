@@ -10,7 +10,7 @@ use kvdepot_plan::Span;
 
 use crate::error::Error;
 
-/// How a limit copies.
+/// The copy loop of a limit.
 #[derive(Clone, Copy)]
 pub(super) enum Way {
     /// Without a checksum.

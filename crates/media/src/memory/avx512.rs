@@ -25,7 +25,7 @@ const FOLLOWED: usize = (32 << 10) / STRIPE;
 /// Stream 64 bytes at a time; the destination is aligned to 64.
 const STREAM: u8 = 2;
 
-/// Whether these runs can be stored so; otherwise narrower vectors have to.
+/// True if 512-bit vectors can store these runs in the way of `store`; narrower vectors can always.
 pub(super) fn can_store(store: Store, runs: &[Run]) -> bool {
     let is_aligned = |run: &Run| run.dst.addr().is_multiple_of(STRIPE);
     match store {
@@ -235,8 +235,8 @@ unsafe fn stripe<const STORE: u8, const AT: usize>(
     sums.words = _mm512_add_epi64(sums.words, data);
 }
 
-/// What is added to the lanes: products to a word's own lane, and words to its neighbour's, which
-/// is looked for once for all of them.
+/// Summands of the lanes: each product goes to its word's lane, and each word to the adjacent lane.
+/// The words of all stripes are shuffled once, after they are added.
 struct Sums {
     products: __m512i,
     words: __m512i,

@@ -1,4 +1,4 @@
-//! Which copy kernel is used for leaves of which length.
+//! The copy kernels, and the choice of one for a length of leaves.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -18,7 +18,7 @@ pub struct CopyKernel {
     pub(crate) isa: Isa,
     /// Leaves that a copy thread moves in turns.
     pub(crate) ways: usize,
-    /// Whether instructions fetch what comes later, where the processor would do so too.
+    /// True if the kernel also prefetches where the processor's own prefetcher would.
     pub(crate) fetches: bool,
 }
 

@@ -74,8 +74,8 @@ impl Isa {
     }
 
     /// As [`Isa::stripes`], for several leaves at once that are all at the beginning of a block.
-    /// What comes later is fetched by instructions if it `fetches`, and else by the processor alone
-    /// where runs are long.
+    /// With `fetches`, instructions prefetch; without, only the processor's own prefetcher does in
+    /// long runs.
     ///
     /// # Safety
     ///

@@ -167,7 +167,7 @@ unsafe fn together<const COUNT: usize>(
 /// A unit in hand.
 struct Slot<'a> {
     number: u32,
-    /// How many units are in hand at once, with others between them.
+    /// Number of units that the thread moves in turns.
     ways: usize,
     leaf: Leaf,
     store: Store,

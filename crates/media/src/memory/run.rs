@@ -1,9 +1,9 @@
-//! What a kernel is given: where bytes are read, and where and how they are stored.
+//! Arguments of a kernel: the source and destination of the bytes, and the kind of stores.
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use super::xxh3::{BLOCK_STRIPES, STRIPE};
 
-/// What a kernel does with the bytes besides hashing them.
+/// The stores of a kernel, which also hashes the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Store {
     /// Nothing: hash in place.
