@@ -100,6 +100,28 @@ fn reads_that_fail_are_misses_and_counted_by_cause() {
 }
 
 #[test]
+fn an_object_whose_header_changes_in_transit_stays() {
+    let server = Server::start();
+    let depot = server.open();
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1], LEN), [true]);
+    depot.close();
+    // As if another program had copied it here: only its header says what it is.
+    let [object] = &server.objects()[..] else {
+        panic!("{:?}", server.objects());
+    };
+    let [attributes, _] = server.beside(object);
+    fs::remove_file(attributes).unwrap();
+    let depot = server.open();
+    let ns = namespace(&depot);
+    server.trouble(Some(Method::GET), "/blocks/", 1, Trouble::Rot);
+    assert_eq!(get(&ns, &[1], LEN), [Outcome::Miss]);
+    assert!(faults(&depot, "invalid_object") > 0);
+    eventually("the block", || has(&ns, &[1], LEN));
+    depot.close();
+}
+
+#[test]
 fn what_passes_is_asked_for_again() {
     for trouble in [
         Trouble::Answer(503, "SlowDown"),

@@ -84,7 +84,7 @@ impl Fleet {
 
     /// Nothing was heard of it.
     fn unknown(&mut self, id: Id, step: &Step) {
-        let rots = self.rots;
+        let rots = self.rots();
         let known = self.known(id);
         known.murky |= step.writes();
         known.absent &= !step.writes();
@@ -110,7 +110,7 @@ impl Fleet {
             Step::Get { .. } => self.judge_get(by, step, said, met),
             Step::Prefetch { .. } => {
                 for id in step.ids() {
-                    let rots = self.rots;
+                    let rots = self.rots();
                     self.known(id).there &= !rots;
                 }
                 Ok(())
@@ -169,7 +169,7 @@ impl Fleet {
                 // Another one has stored it, or it was left alone for a while.
                 self.soon(|fleet| fleet.comes(by, id))?;
             }
-            if (known.rotted || self.rots) && !done {
+            if (known.rotted || self.rots()) && !done {
                 // Read, it is gone.
                 self.known(id).there = false;
             }
@@ -278,7 +278,9 @@ impl Fleet {
         let (name, trouble) = all[usize::from(kind) % all.len()].clone();
         self.tally.fault(name);
         self.trouble = true;
-        self.rots |= name == "body rotted";
+        if name == "body rotted" {
+            self.changing += count;
+        }
         // Of the fleet's own objects too: what it counts, and who collects.
         let within = if kind >= 128 { "/blocks/" } else { "/kv/" };
         server.trouble(None, within, count, trouble);

@@ -70,8 +70,8 @@ pub struct Fleet {
     pub failing: Vec<bool>,
     /// The medium fails now.
     pub trouble: bool,
-    /// Bytes change on their way from the medium: a reader removes what it takes for corrupt.
-    pub rots: bool,
+    /// Answers whose bytes change on their way from the medium.
+    pub changing: usize,
     /// Whoever is killed leaves what others sweep later.
     pub killed: bool,
     pub known: BTreeMap<Id, Known>,
@@ -98,7 +98,7 @@ impl Fleet {
             sharers: (0..SHARERS).map(|_| None).collect(),
             failing: vec![false; SHARERS],
             trouble: false,
-            rots: false,
+            changing: 0,
             killed: false,
             known: BTreeMap::new(),
             tally: Tally::default(),
@@ -224,8 +224,14 @@ impl Fleet {
         !self.trouble && !self.failing[by]
     }
 
+    /// Whether bytes may change in a read and in the one after it, which removes the block: after one
+    /// of both alone it stays.
+    pub fn rots(&self) -> bool {
+        self.changing > 1
+    }
+
     pub fn calm(&mut self) {
-        (self.trouble, self.rots) = (false, false);
+        (self.trouble, self.changing) = (false, 0);
         if let Some(server) = &self.server {
             server.calm();
         }

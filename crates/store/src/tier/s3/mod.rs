@@ -548,7 +548,7 @@ impl Common {
                 }
                 // The next put writes it again, unless it is one of a later release.
                 if !newer {
-                    let _gone = self.remove(&name, Some(&e_tag)).await;
+                    let _gone = self.remove_strange(&name, &e_tag).await;
                 }
                 return None;
             }
