@@ -30,7 +30,7 @@ pub enum Error {
         allowed: String,
     },
     /// Another process owns the arena.
-    #[error("{path} is in use by {by}", path = path.display(), by = owner(*pid, host, *waited_s))]
+    #[error("{path} is in use by {by}", path = path.display(), by = owner(*pid, host, *lock_wait_s))]
     Locked {
         /// Path of the arena.
         path: PathBuf,
@@ -38,8 +38,8 @@ pub enum Error {
         pid: u32,
         /// Host name of the owner.
         host: String,
-        /// Time waited, in seconds.
-        waited_s: f64,
+        /// The setting `lock_wait`, in seconds.
+        lock_wait_s: f64,
     },
     /// A device could not be drained.
     #[error(
@@ -122,7 +122,7 @@ pub enum Error {
 }
 
 /// Who has an arena, and what to do about it.
-fn owner(pid: u32, host: &str, waited_s: f64) -> String {
+fn owner(pid: u32, host: &str, lock_wait_s: f64) -> String {
     if pid == std::process::id() && host == kvdepot_host::peer::hostname() {
         return format!(
             "another depot of this process ({pid} on host {host}): use that depot, or close that \
@@ -131,7 +131,7 @@ fn owner(pid: u32, host: &str, waited_s: f64) -> String {
     }
     format!(
         "process {pid} on host {host}: close the depot there, or increase lock_wait (now \
-         {waited_s} s)"
+         {lock_wait_s} s)"
     )
 }
 

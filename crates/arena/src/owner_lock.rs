@@ -85,7 +85,7 @@ impl OwnerLock {
                 path: path.into(),
                 pid: name.as_ref().map_or(0, |owner| owner.pid),
                 host: name.map_or_else(|| "unknown".into(), |owner| owner.host),
-                waited_s: (begun.elapsed().as_secs_f64() * 100.0).round() / 100.0,
+                lock_wait_s: wait.as_secs_f64(),
             });
         }
         Ok(OwnerLock {

@@ -233,7 +233,7 @@ fn lock_directory(directory: &Path, path: &Path, wait: Duration) -> Result<File,
                     path: path.into(),
                     pid: 0,
                     host: "unknown".into(),
-                    waited_s: wait.as_secs_f64(),
+                    lock_wait_s: wait.as_secs_f64(),
                 });
             }
             // Held; or a file system without locks, where nobody is kept out.

@@ -3,11 +3,15 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use kvdepot_store::{Config, Error};
 use serde_json::{Value, json};
 
 use crate::world::{Law, World, law};
+
+/// How long such a start waits for an owner that may end.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
 
 impl World {
     /// Starts a depot over an arena that is in use, with a new one before it or without; or over a
@@ -29,6 +33,7 @@ impl World {
         // Its end lets the lanes take their turns, which are those of all depots here.
         self.may_evict();
         let mut answer = Ok(());
+        let begun = Instant::now();
         self.alone(|| answer = kvdepot_service::start(&config).map(drop));
         let no_room = |error: &Error| {
             let text = error.to_string();
@@ -38,11 +43,12 @@ impl World {
         };
         match answer {
             Err(error) if kind > 0 && no_room(&error) => self.fault("no room on disk"),
-            Err(Error::Locked { pid, waited_s, .. }) if kind < 2 => {
+            Err(Error::Locked { pid, .. }) if kind < 2 => {
                 self.door("second depot");
                 // It could only end by itself, so nobody waits for it.
-                let at_once = pid == std::process::id() && waited_s < 1.0;
-                law!(at_once, "after {waited_s} s process {pid} was named");
+                let waited = begun.elapsed();
+                let at_once = pid == std::process::id() && waited < LOCK_WAIT;
+                law!(at_once, "after {waited:?} process {pid} was named");
             }
             Err(error) if socket.is_some() => {
                 self.door("failed start");
@@ -69,7 +75,7 @@ impl World {
         let device = |path: &&Path| json!({"path": path, "capacity": self.shape.dax << 10});
         let devices: Vec<Value> = paths.iter().map(device).collect();
         let socket = socket.map_or_else(|| "off".into(), |path| path.display().to_string());
-        let mut settings = json!({"socket": socket, "lock_wait": "5s", "lanes": 1});
+        let mut settings = json!({"socket": socket, "lock_wait": LOCK_WAIT.as_secs(), "lanes": 1});
         settings[self.far().to_ascii_lowercase()] =
             json!({"devices": devices, "records": self.shape.records});
         if self.shape.pipeline.contains("Cache") {
