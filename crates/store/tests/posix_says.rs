@@ -491,6 +491,27 @@ fn blocks_that_cannot_be_stored_are_one_line_of_the_log() {
 }
 
 #[test]
+fn block_files_that_cannot_be_read_are_one_line_of_the_log() {
+    let _begun = lines_with("");
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open(dir.path());
+    let ns = namespace(&depot);
+    let all: Vec<u64> = (0..20).collect();
+    assert_eq!(put(&ns, &all, LEN), [true; 20]);
+    // Links that are not followed.
+    for file in files(dir.path()) {
+        fs::remove_file(&file).unwrap();
+        symlink(&file, &file).unwrap();
+    }
+    let found = get(&ns, &all, LEN);
+    assert!(found.iter().all(|one| *one == Outcome::Miss), "{found:?}");
+    let mut lines = lines_with("cannot read a block file");
+    lines.retain(|line| line.contains(dir.path().to_str().unwrap()));
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    depot.close();
+}
+
+#[test]
 fn files_of_another_user_are_one_line_of_the_log() {
     let _begun = lines_with("");
     let dir = tempfile::tempdir().unwrap();

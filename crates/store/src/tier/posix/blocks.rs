@@ -51,6 +51,7 @@ pub(super) struct Common {
     pub(super) stored: [AtomicU64; 2],
     /// Which blocks that are not stored are logged.
     pub(super) refusals: EachMinute,
+    pub(super) failed_reads: EachMinute,
     pub(super) full: AtomicU64,
 }
 
@@ -81,7 +82,7 @@ impl Common {
         let (_, turn) = self.filter.of(std::iter::empty());
         let found = self.open.adopt(name, used, slot);
         let place = found.unwrap_or_else(|error| {
-            tracing::debug!(%error, key = %name.key, "cannot read a block file");
+            self.warn(&self.failed_reads, &error, "cannot read a block file; the block is a miss");
             None
         });
         let pin = place.map(|place| Pinned::new(&self.open, place));
@@ -267,12 +268,12 @@ impl Common {
     }
 
     pub(super) fn refuse(&self, error: &Error) -> Refused {
-        self.warn(error, "cannot store a block");
+        self.warn(&self.refusals, error, "cannot store a block");
         Refused::Declined
     }
 
-    fn warn(&self, error: &Error, what: &str) {
-        if let Some(unsaid) = self.refusals.may_say() {
+    fn warn(&self, warned: &EachMinute, error: &Error, what: &str) {
+        if let Some(unsaid) = warned.may_say() {
             let path = self.folder.path.display();
             tracing::warn!(%error, %path, unsaid, "{what}");
         }
@@ -294,7 +295,7 @@ impl Common {
             }
             Ok(false) => false,
             Err(error) => {
-                self.warn(&error, "cannot store a block");
+                self.warn(&self.refusals, &error, "cannot store a block");
                 false
             }
         }

@@ -152,6 +152,7 @@ impl Posix {
                 limit: EvictionLimit::new(is_last, |len| room_of(LEN as u64 + len)),
                 stored: Default::default(),
                 refusals: EachMinute::default(),
+                failed_reads: EachMinute::default(),
                 full: AtomicU64::new(0),
             }),
         })
