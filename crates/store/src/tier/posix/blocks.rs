@@ -82,7 +82,11 @@ impl Common {
         let (_, turn) = self.filter.of(std::iter::empty());
         let found = self.open.adopt(name, used, slot);
         let place = found.unwrap_or_else(|error| {
-            self.warn(&self.failed_reads, &error, "cannot read a block file; the block is a miss");
+            self.warn(
+                &self.failed_reads,
+                &error,
+                "cannot read a block file; the block is a miss",
+            );
             None
         });
         let pin = place.map(|place| Pinned::new(&self.open, place));
