@@ -143,6 +143,21 @@ impl Stamps {
         }
     }
 
+    /// Returns the stamp of the `index`-th block, new or stored, of which `stamp` says the same in
+    /// the uses of another depot.
+    #[must_use]
+    pub fn like(self, stamp: u64, index: usize) -> u64 {
+        let first = match stamp & USE {
+            0 => self.first,
+            _ => self.there.0,
+        };
+        let index = match behind_at_most(stamp) {
+            0 => DEPTH as usize,
+            _ => index,
+        };
+        (deeper(first, index) & !3) | stamp & 3
+    }
+
     /// Returns the stamp of the block at `index` in the call.
     #[must_use]
     pub fn of(self, index: usize) -> u64 {

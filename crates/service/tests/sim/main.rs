@@ -292,6 +292,7 @@ fn main() {
     if !names.iter().any(|name| chosen(name)) {
         return;
     }
+    kvdepot_transfer::install();
     log::listen();
     note_panics();
     watch::start();

@@ -138,8 +138,14 @@ impl Home {
         self.guests.lock().get_mut(&guest)?.held.remove(&id)
     }
 
-    fn pin(&self, guest: [u8; 16], keys: &Keys, call: u64, macs: u8) -> Vec<Option<Pinned>> {
-        let places = self.share.pin(keys.id(), &keys.keys());
+    fn pin(
+        &self,
+        guest: [u8; 16],
+        (keys, used): (&Keys, u64),
+        call: u64,
+        macs: u8,
+    ) -> Vec<Option<Pinned>> {
+        let places = self.share.pin((guest, used), keys.id(), &keys.keys());
         let one = |place: Place| {
             let pin = self.pinned(place);
             let table = if place.parts > 1 { ENTRY } else { 0 };
@@ -175,7 +181,7 @@ impl Home {
         blocks: &[Block],
     ) -> Vec<Result<Room, Why>> {
         let wanted = blocks.iter().map(wanted_of).collect();
-        let answers = self.share.reserve(namespace, wanted).into_iter();
+        let answers = self.share.reserve(guest, namespace, wanted).into_iter();
         let one = |answer: Result<Reserved, Refused>| {
             let reserved = answer.map_err(why_of)?;
             let lent = self.lend(guest, &reserved, Rights::WRITE);
@@ -327,9 +333,14 @@ impl Home {
                 bounded(keys.keys.len())?;
                 Said::Flags(self.share.contains(keys.id(), &keys.keys()))
             }
-            Ask::Pin { keys, call, macs } => {
+            Ask::Pin {
+                keys,
+                call,
+                macs,
+                used,
+            } => {
                 bounded(keys.keys.len())?;
-                Said::Pinned(self.pin(guest, &keys, call, macs))
+                Said::Pinned(self.pin(guest, (&keys, used), call, macs))
             }
             Ask::Reserve {
                 namespace,
@@ -394,7 +405,7 @@ pub(super) fn wanted_of(block: &Block) -> Wanted {
         key: Key(block.key),
         len: block.len,
         parts: block.parts,
-        stamp: 0,
+        stamp: block.stamp,
         copy: block.copy,
         evict: block.evict,
     }

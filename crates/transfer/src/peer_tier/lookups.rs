@@ -13,7 +13,7 @@ use super::desk::gather;
 use super::held::{Held, Own, Pinned, Site, Span, read_tail};
 use super::hosts::Whom;
 use super::messages::{Ask, Id, KEYS_MAX, Keys, Said};
-use super::share::Share;
+use super::share::{OWN, Share};
 use super::target::{Far, Target};
 use super::wire::{Line, Lines};
 use crate::grant::Rights;
@@ -203,6 +203,8 @@ impl Drop for Told {
 
 struct Pin {
     namespace: NamespaceId,
+    /// The stamp of the first, or 0.
+    used: u64,
     /// Bytes of MACs behind each part.
     macs: usize,
 }
@@ -239,7 +241,11 @@ impl Question for Pin {
     type Answer = Told;
 
     fn own(&self, common: &Common, keys: &[Key]) -> Vec<Option<Told>> {
-        let found = common.share.pin(self.namespace, keys).into_iter().zip(keys);
+        let found = common
+            .share
+            .pin((OWN, self.used), self.namespace, keys)
+            .into_iter()
+            .zip(keys);
         let told = |(stored, key): (Option<Place>, &Key)| {
             let name = Identity {
                 namespace: self.namespace,
@@ -256,6 +262,7 @@ impl Question for Pin {
             keys,
             call,
             macs: self.macs as u8,
+            used: self.used,
         }
     }
 
@@ -299,11 +306,15 @@ impl Question for Pin {
 pub(super) fn pin(
     common: &Arc<Common>,
     namespace: NamespaceId,
-    keys: &[Key],
+    (keys, used): (&[Key], u64),
     reply: Reply<Vec<Option<Place>>>,
 ) {
     let macs = common.held.macs_of(namespace);
-    let pin = Pin { namespace, macs };
+    let pin = Pin {
+        namespace,
+        used,
+        macs,
+    };
     Look::begin(common, pin, (namespace, keys), |found| {
         let places = found.into_iter().map(|told| told?.place.take());
         reply.answer(places.collect());

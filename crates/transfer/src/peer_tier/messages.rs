@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Another version is not understood, and not answered.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// Most keys of one question: what a home pins and reserves for one host at a time is bounded.
 pub(super) const KEYS_MAX: usize = 16_384;
@@ -22,11 +22,13 @@ pub(super) type Id = u64;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Ask {
     Contains(Keys),
-    /// `macs`: bytes of MACs that stand behind each payload, for each of its parts.
+    /// `macs`: bytes of MACs that stand behind each payload, for each of its parts. `used`: the stamp
+    /// of one of the blocks, which are of one use.
     Pin {
         keys: Keys,
         call: u64,
         macs: u8,
+        used: u64,
     },
     Reserve {
         namespace: [u8; 16],
@@ -99,6 +101,8 @@ pub(super) struct Block {
     pub(super) parts: u16,
     pub(super) copy: bool,
     pub(super) evict: bool,
+    /// As the depot that offers it counts uses; 0 for a block that is moved.
+    pub(super) stamp: u64,
 }
 
 /// A block that was written.
@@ -154,12 +158,15 @@ pub(super) enum Why {
     Declined,
     /// Free bytes, of how many.
     Full(u64, u64),
+    /// What it could take the place of was used since its prompt began.
+    Limit,
 }
 
 impl Why {
     pub(super) fn of(cause: Cause) -> Why {
         match cause {
             Cause::Space { free, capacity } => Why::Full(free, capacity),
+            Cause::Limit => Why::Limit,
             _ => Why::Declined,
         }
     }

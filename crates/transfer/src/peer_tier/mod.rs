@@ -121,7 +121,7 @@ impl Peers {
         let share = Arc::new(Share::open(
             (NAME, terms.number),
             options.path.clone(),
-            options.capacity,
+            (options.capacity, terms.is_last),
         )?);
         let home = Arc::new(Home::new(&options.name, &share)?);
         let config = Config {
@@ -295,10 +295,11 @@ impl Tier for Peers {
         &self,
         namespace: NamespaceId,
         keys: &[Key],
-        _used: &[u64],
+        used: &[u64],
         reply: Reply<Vec<Option<Place>>>,
     ) {
-        lookups::pin(&self.common, namespace, keys, reply);
+        let used = used.first().copied().unwrap_or(0);
+        lookups::pin(&self.common, namespace, (keys, used), reply);
     }
 
     fn unpin(&self, places: &[Place]) {

@@ -411,5 +411,6 @@ fn block_of(place: &Place, evict: bool) -> Block {
         parts: place.parts,
         copy: true,
         evict,
+        stamp: 0,
     }
 }

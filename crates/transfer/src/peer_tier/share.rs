@@ -1,13 +1,14 @@
 //! What this host gives: an arena of its own, in memory or on a medium that outlives the process.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{
-    Access, Arena, Error, Key, NamespaceId, Options, Place, Refused, Reserved, Token, Uses, Wanted,
+    Access, Arena, Error, Key, NamespaceId, Options, Place, PromptSizes, Refused, Reserved, Stamps,
+    Token, Use, Uses, Wanted,
 };
 use kvdepot_media::{Buffer, Checksum, checksum};
 use kvdepot_store::NamespaceUsage;
@@ -22,21 +23,95 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// Slots that are looked at for a page.
 const GLANCE: u32 = 65_536;
 
+/// Who uses blocks of this host's share from its own pipeline.
+pub(super) const OWN: [u8; 16] = [0; 16];
+
+/// The part of a share in which a prompt evicts others each time that its rest is offered again: a
+/// host does not know which blocks of the prompt are at others.
+const AGAIN_PART: u64 = 8;
+
+/// Uses by other depots that are remembered: so many of the last ones, and at most twice as many.
+const USES_MAX: usize = 4096;
+
 /// The arena and the order of its uses, which is this host's own.
 pub(super) struct Share {
     arena: Arc<Arena>,
     uses: Uses,
+    theirs: Mutex<Theirs>,
+    prompts: Arc<PromptSizes>,
     pub(super) moving: Moving,
     /// Held by whoever says what stays here, or lets something go.
     keeping: Mutex<()>,
 }
 
+/// Uses as the depots that offer and read blocks count them, with those of this host. A prompt's
+/// blocks come in many calls, and each host has some of them.
+#[derive(Default)]
+struct Theirs {
+    now: HashMap<([u8; 16], u64), Shared>,
+    before: HashMap<([u8; 16], u64), Shared>,
+}
+
+/// One use, with what it has here of new and of stored blocks.
+#[derive(Clone, Copy)]
+struct Shared {
+    stamps: Stamps,
+    kinds: [Blocks; 2],
+}
+
+#[derive(Clone, Copy, Default)]
+struct Blocks {
+    count: usize,
+    /// The depth of the last of them in their prompt.
+    depth: u64,
+}
+
+impl Blocks {
+    /// The number of blocks here before one of that depth: it is offered for the first time, or
+    /// again.
+    fn before(&mut self, depth: u64) -> usize {
+        if self.count > 0 && depth <= self.depth {
+            let part = u128::from(depth) * self.count as u128 / (u128::from(self.depth) + 1);
+            return part as usize;
+        }
+        (self.depth, self.count) = (depth, self.count + 1);
+        self.count - 1
+    }
+}
+
+impl Theirs {
+    /// The stamp here of a block that has this one there; of one that is read, any of its use.
+    fn stamp(&mut self, (guest, theirs): ([u8; 16], u64), is_read: bool, uses: &Uses) -> u64 {
+        let unit = 1 << Use::BITS;
+        let began = Use::of(theirs).began;
+        let name = (guest, began & !unit);
+        if self.now.len() >= USES_MAX && !self.now.contains_key(&name) {
+            self.before = std::mem::take(&mut self.now);
+        }
+        let before = self.before.get(&name).copied();
+        let use_ = self.now.entry(name).or_insert_with(|| {
+            before.unwrap_or_else(|| Shared {
+                stamps: uses.call(0),
+                kinds: Default::default(),
+            })
+        });
+        let kind = &mut use_.kinds[usize::from(began & unit != 0)];
+        let index = match Use::of(theirs).depth {
+            _ if is_read => kind.before(kind.depth + 1),
+            u64::MAX => 0,
+            depth => kind.before(depth),
+        };
+        use_.stamps.like(theirs, index)
+    }
+}
+
 impl Share {
-    /// Opens it: in memory, or on a medium, which bears that number.
+    /// Opens it: in memory, or on a medium, which bears that number. Of a last tier no other has
+    /// what it evicts.
     pub(super) fn open(
         (name, number): (&'static str, u32),
         path: Option<PathBuf>,
-        capacity: u64,
+        (capacity, is_last): (u64, bool),
     ) -> Result<Share, Error> {
         let uses = Uses::default();
         let arena = match path {
@@ -54,9 +129,15 @@ impl Share {
                 arena
             }
         };
+        let (arena, prompts) = (Arc::new(arena), Arc::default());
+        if is_last {
+            arena.set_last(std::slice::from_ref(&arena), &prompts);
+        }
         Ok(Share {
-            arena: Arc::new(arena),
+            arena,
             uses,
+            theirs: Mutex::default(),
+            prompts,
             moving: Moving::default(),
             keeping: Mutex::new(()),
         })
@@ -77,17 +158,41 @@ impl Share {
         found
     }
 
-    pub(super) fn pin(&self, namespace: NamespaceId, keys: &[Key]) -> Vec<Option<Place>> {
+    /// Pins blocks, which a guest uses with the stamp `used`.
+    pub(super) fn pin(
+        &self,
+        (guest, used): ([u8; 16], u64),
+        namespace: NamespaceId,
+        keys: &[Key],
+    ) -> Vec<Option<Place>> {
         let (mut found, mut places) = (vec![false; keys.len()], vec![None; keys.len()]);
-        let stamps = self.uses.asked();
+        let stamps = self.stamps((guest, true), keys.iter().map(|_| used));
         self.arena.pin(
             namespace,
             keys,
             &mut found,
-            |index| stamps.of(index),
+            |index| stamps[index],
             |index, place| places[index] = Some(place),
         );
         places
+    }
+
+    /// The stamps of a guest's blocks here. Those without any are of a use of their own.
+    fn stamps(
+        &self,
+        (guest, are_read): ([u8; 16], bool),
+        theirs: impl Iterator<Item = u64>,
+    ) -> Vec<u64> {
+        let alone = self.uses.asked();
+        let stamp = |(index, theirs)| match theirs {
+            0 => alone.of(index),
+            // Others have their turn between two blocks.
+            _ => {
+                let mut known = self.theirs.lock();
+                known.stamp((guest, theirs), are_read, &self.uses)
+            }
+        };
+        theirs.enumerate().map(stamp).collect()
     }
 
     /// Pins a block that nobody uses: it grows as old as if it had not been looked at.
@@ -102,15 +207,24 @@ impl Share {
         self.arena.unpin(std::iter::once(token));
     }
 
-    /// Makes room for blocks, in prefix order. Waits for the medium.
+    /// Makes room for a guest's blocks, in prefix order. Waits for the medium.
     pub(super) fn reserve(
         &self,
+        guest: [u8; 16],
         namespace: NamespaceId,
         mut blocks: Vec<Wanted>,
     ) -> Vec<Result<Reserved, Refused>> {
-        let stamps = self.uses.asked();
-        for (index, wanted) in blocks.iter_mut().enumerate() {
-            wanted.stamp = stamps.of(index);
+        let stamps = self.stamps((guest, false), blocks.iter().map(|wanted| wanted.stamp));
+        for (wanted, stamp) in blocks.iter_mut().zip(stamps) {
+            wanted.stamp = stamp;
+        }
+        if self.arena.is_last() {
+            let blocks_in = |part, wanted: &Wanted| self.arena.blocks_in(part, wanted);
+            self.prompts.note(&blocks, blocks_in);
+            for wanted in &mut blocks {
+                let (use_, most) = (Use::of(wanted.stamp), blocks_in(AGAIN_PART, wanted));
+                wanted.evict &= !use_.is_again || use_.depth < most;
+            }
         }
         let mut seen = HashSet::new();
         let once = blocks.iter().all(|wanted| seen.insert(wanted.key));

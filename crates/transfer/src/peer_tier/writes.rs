@@ -14,7 +14,7 @@ use super::held::{Copy, MAC, New, Own, Pinned, Room, Site, Span, rooms_of, tail_
 use super::home::{wanted_of, why_of};
 use super::hosts::Whom;
 use super::messages::{Ask, Block, KEYS_MAX, Said, Why, Written};
-use super::share::Share;
+use super::share::{OWN, Share};
 use super::target::Far;
 use super::wire::{Line, Lines};
 use super::{Common, NAME};
@@ -35,7 +35,7 @@ struct Making {
     /// Homes that have it.
     present: usize,
     is_reserved: bool,
-    full: Option<(u64, u64)>,
+    full: Option<Cause>,
 }
 
 impl Making {
@@ -58,7 +58,8 @@ impl Making {
             Ok(room) => self.rooms.push(room),
             Err(Why::Present) => self.present += 1,
             Err(Why::Reserved) => self.is_reserved = true,
-            Err(Why::Full(free, capacity)) => self.full = Some((free, capacity)),
+            Err(Why::Full(free, capacity)) => self.full = Some(Cause::Space { free, capacity }),
+            Err(Why::Limit) => self.full = Some(Cause::Limit),
             Err(Why::Declined) => {}
         }
     }
@@ -89,6 +90,7 @@ pub(super) fn reserve(
             parts: wanted.parts,
             copy: wanted.copy,
             evict: wanted.evict,
+            stamp: wanted.stamp,
         },
         order: common.hosts.to_put(&Identity {
             namespace,
@@ -155,7 +157,7 @@ impl Reserving {
                     let share = Arc::clone(&common.share);
                     common.own.run(move || {
                         let wanted = wanted.iter().map(wanted_of).collect();
-                        let rooms = share.reserve(namespace, wanted).into_iter();
+                        let rooms = share.reserve(OWN, namespace, wanted).into_iter();
                         let room = |room: Result<Reserved, Refused>| match room {
                             Ok(reserved) => Ok((Copy::Here(reserved), None)),
                             Err(refused) => Err(why_of(refused)),
@@ -209,10 +211,10 @@ impl Reserving {
 /// Why a block gets no room, as the pipeline knows it.
 fn refusal(making: &Making) -> Refused {
     match making.full {
-        Some((free, capacity)) => Refused::Full(Full {
+        Some(cause) => Refused::Full(Full {
             tier: NAME,
             requested: making.wanted.len,
-            cause: Cause::Space { free, capacity },
+            cause,
         }),
         None => Refused::Declined,
     }

@@ -9,6 +9,7 @@
 mod faults;
 mod hosts;
 mod members;
+mod pressure;
 #[path = "../common/raw.rs"]
 #[expect(dead_code, reason = "other tests use more of it")]
 mod raw;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, Key, Namespace};
+use kvdepot_testkit::etcd::free_ports;
 use kvdepot_testkit::sim::tally::Tally;
 use serde_json::json;
 
@@ -27,6 +28,8 @@ enum Prompt {
 pub struct PromptDepot {
     shape: Shape,
     dir: tempfile::TempDir,
+    /// Where `Peer` listens.
+    port: u16,
     depot: Option<(Depot, Namespace)>,
     /// Blocks that were removed, and that may be missed before others of their prompt.
     removed: BTreeSet<Key>,
@@ -46,6 +49,7 @@ impl PromptDepot {
         PromptDepot {
             shape: shape.clone(),
             dir,
+            port: free_ports()[0],
             depot: None,
             removed: BTreeSet::new(),
             earlier: BTreeSet::new(),
@@ -77,6 +81,13 @@ impl PromptDepot {
                     settings["posix"] = json!({
                         "path": self.dir.path().join("files"), "capacity": blocks * FILE,
                         "fan_out": 1,
+                    });
+                }
+                // Of one host: what each of several evicts depends on their homes.
+                "Peer" => {
+                    settings["peer"] = json!({
+                        "name": "a", "hosts": format!("a 127.0.0.1:{}", self.port),
+                        "capacity": blocks * block,
                     });
                 }
                 _ => settings[tier.to_lowercase()] = arena.clone(),

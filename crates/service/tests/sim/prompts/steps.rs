@@ -11,6 +11,17 @@ pub const LARGE: u16 = 4;
 const SHARED: u64 = 4;
 const OWN: u64 = 8;
 
+const PIPELINES: [&str; 8] = [
+    "Cache",
+    "Dax",
+    "Nvme",
+    "Posix",
+    "Peer",
+    "Cache|Dax",
+    "Cache|Posix",
+    "Cache|Peer",
+];
+
 /// What a history happens to.
 #[derive(Clone, Debug)]
 pub struct Shape {
@@ -62,7 +73,7 @@ pub fn shape(rng: &mut Rng) -> Shape {
     let large = (0..LARGE).map(|_| rng.between(blocks / 4, blocks * 5 / 2) as u16);
     let large = large.collect();
     Shape {
-        pipeline: rng.pick::<&str>(&["Cache", "Dax", "Nvme", "Posix", "Cache|Dax", "Cache|Posix"]),
+        pipeline: rng.pick::<&str>(&PIPELINES),
         blocks,
         learned: rng.once_in(4),
         usual,
