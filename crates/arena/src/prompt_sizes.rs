@@ -17,10 +17,32 @@ const USUAL: u32 = 8;
 /// Counted prompts at which each count is halved: 32 to 64 are counted.
 const PERIOD: u32 = 64;
 
+/// Counted blocks that are remembered: one that is offered again is not counted again.
+const REMEMBERED: usize = 256;
+
 #[derive(Default)]
 struct Counts {
     prompts: u32,
     reached: [u32; SIZES],
+    /// Uses with the blocks of their prompts that were counted, in their low bits; the oldest is at
+    /// `next`.
+    recent: Vec<u64>,
+    next: usize,
+}
+
+impl Counts {
+    /// Whether this block of a use was not counted lately.
+    fn is_new(&mut self, began: u64, blocks: u64) -> bool {
+        let block = began | blocks & ((1 << Use::BITS) - 1);
+        let is_new = !self.recent.contains(&block);
+        if is_new && self.recent.len() < REMEMBERED {
+            self.recent.push(block);
+        } else if is_new {
+            self.recent[self.next] = block;
+            self.next = (self.next + 1) % REMEMBERED;
+        }
+        is_new
+    }
 }
 
 /// Counts of recent new prompts by their sizes.
@@ -62,14 +84,17 @@ impl PromptSizes {
             }
             let blocks = use_.depth.saturating_add(1);
             if blocks == 1 || (blocks <= sizes[SIZES - 1] && sizes.contains(&blocks)) {
-                self.count(blocks, &sizes);
+                self.count(use_.began, blocks, &sizes);
             }
         }
     }
 
     /// Counts a prompt that begins, or that reaches one of these sizes.
-    fn count(&self, blocks: u64, sizes: &[u64; SIZES]) {
+    fn count(&self, began: u64, blocks: u64, sizes: &[u64; SIZES]) {
         let mut counts = self.counts.lock();
+        if !counts.is_new(began, blocks) {
+            return;
+        }
         if blocks == 1 {
             counts.prompts += 1;
         }
@@ -97,12 +122,15 @@ impl PromptSizes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::Uses;
+    use crate::index::{Stamps, Uses};
     use crate::key::Key;
 
     /// Offers a prompt of so many blocks to a tier of 4096, in calls of 16.
     fn offer(sizes: &PromptSizes, uses: &Uses, blocks: usize) {
-        let stamps = uses.call(0);
+        offer_as(sizes, uses.call(0), blocks);
+    }
+
+    fn offer_as(sizes: &PromptSizes, stamps: Stamps, blocks: usize) {
         let wanted = |at| Wanted {
             key: Key([0; 32]),
             len: 4096,
@@ -115,6 +143,17 @@ mod tests {
         for call in wanted.chunks(16) {
             sizes.note(call, |part, _| 4096 / part);
         }
+    }
+
+    #[test]
+    fn a_prompt_that_is_offered_again_counts_once() {
+        let (sizes, uses) = (PromptSizes::default(), Uses::default());
+        (0..40).for_each(|_| offer(&sizes, &uses, 600));
+        assert_eq!(sizes.usual_part(), 8);
+        // As who writes back does while another one writes the block.
+        let stamps = uses.call(0);
+        (0..1000).for_each(|_| offer_as(&sizes, stamps, 1));
+        assert_eq!(sizes.usual_part(), 8);
     }
 
     #[test]
