@@ -22,8 +22,8 @@ pub(super) type Id = u64;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Ask {
     Contains(Keys),
-    /// `macs`: bytes of MACs that stand behind each payload, for each of its parts. `used`: the stamp
-    /// of one of the blocks, which are of one use.
+    /// `macs`: bytes of MACs that stand behind each payload, for each of its parts. `used`: the
+    /// stamp of one of the blocks, which are of one use.
     Pin {
         keys: Keys,
         call: u64,

@@ -224,8 +224,8 @@ impl Fleet {
         !self.trouble && !self.failing[by]
     }
 
-    /// Whether bytes may change in a read and in the one after it, which removes the block: after one
-    /// of both alone it stays.
+    /// Whether bytes may change in a read and in the one after it, which removes the block: after
+    /// one of both alone it stays.
     pub fn rots(&self) -> bool {
         self.changing > 1
     }
