@@ -208,6 +208,7 @@ mod tests {
             keys,
             call: 4,
             macs: 16,
+            used: 1 << 40,
         };
         let bytes = encode(&ask).unwrap();
         let heard: Ask = decode(&bytes).unwrap();
