@@ -184,14 +184,14 @@ impl PromptDepot {
                 under_way.remove(at);
                 continue;
             }
-            let before = self.found(&recent)?;
-            *stored += self.store(&keys, *stored, step)?;
+            let (before, at) = (self.found(&recent)?, *stored);
+            *stored += self.store(&keys, at, step)?;
             let after = self.found(&recent)?;
             for ((whose, before), (_, after)) in before.into_iter().zip(after) {
                 law!(
                     after >= before || !self.is_judged(),
-                    "{whose:?} was found up to {before} before a call of {prompt:?}, and up to \
-                     {after} since"
+                    "{whose:?} was found up to {before} before a call of {prompt:?} that stores \
+                     from {at} on, and up to {after} since"
                 );
             }
             turn += 1;
