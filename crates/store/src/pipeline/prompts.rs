@@ -28,6 +28,8 @@ struct Position {
     stamp: u64,
     /// Whether the block found no space, and was not offered again.
     is_full: bool,
+    /// Whether a call ended with it that was not stored to its end: a gap in the prompt.
+    is_lost: bool,
 }
 
 #[derive(Default)]
@@ -58,6 +60,12 @@ impl Prompts {
         let known = self.0.read();
         let known = known.now.get(block).or_else(|| known.before.get(block));
         known.map(|known| known.stamp)
+    }
+
+    fn is_lost(&self, block: &Identity) -> bool {
+        let known = self.0.read();
+        let known = known.now.get(block).or_else(|| known.before.get(block));
+        known.is_some_and(|known| known.is_lost)
     }
 
     fn forget(&self, block: &Identity) {
@@ -119,7 +127,11 @@ impl Core {
         if let Some(first) = full {
             self.prompts.set_offered(namespace, &keys[first..]);
         }
-        let before = after.and_then(|key| self.stamp_of(Identity { namespace, key }));
+        let behind = after.map(|key| Identity { namespace, key });
+        let here = behind.and_then(|block| self.stamp_here(block));
+        let before = here.or_else(|| self.prompts.get(&behind?));
+        // Whoever offers blocks again fills the gap first: others would go for what no prefix has.
+        let is_gap = here.is_none() && behind.is_some_and(|block| self.prompts.is_lost(&block));
         // Explicit saves have no eviction limit.
         let is_saved = self.saved.has(namespace);
         let stamps = match before {
@@ -132,12 +144,12 @@ impl Core {
         };
         let stamps = match (is_saved, full) {
             (true, _) => stamps.saved(),
-            (false, Some(_)) => stamps.again(),
-            (false, None) => stamps,
+            (false, Some(_)) if !is_gap => stamps.again(),
+            (false, _) => stamps,
         };
         // Asynchronous tiers have no stamps.
         if self.is_apart() {
-            self.note_end(namespace, keys, stamps);
+            self.note_end(namespace, keys, stamps, false);
         }
         stamps
     }
@@ -162,12 +174,11 @@ impl Core {
         stamps
     }
 
-    /// The stamp of a block that is there, is being written, or is remembered.
-    fn stamp_of(&self, block: Identity) -> Option<u64> {
+    /// The stamp of a block that arenas have, or that is being written there.
+    fn stamp_here(&self, block: Identity) -> Option<u64> {
         let mut arenas = self.tiers.iter().filter_map(Stage::here);
         let (id, key) = (block.namespace, &block.key);
-        let stamp = arenas.find_map(|tier| tier.stamp_of(id, key));
-        stamp.or_else(|| self.prompts.get(&block))
+        arenas.find_map(|tier| tier.stamp_of(id, key))
     }
 
     /// Notes that somebody asks for a prompt, of which the first so many blocks are there: what
@@ -196,19 +207,29 @@ impl Core {
         } else if self.tiers[tier].apart().is_some()
             && let Some((key, stamp)) = used.last()
         {
-            self.note_position(namespace, key, stamp, false);
+            self.note_position(namespace, key, (stamp, false, false));
         }
     }
 
-    fn note_position(&self, namespace: NamespaceId, key: Key, stamp: u64, is_full: bool) {
-        let position = Position { stamp, is_full };
+    fn note_position(
+        &self,
+        namespace: NamespaceId,
+        key: Key,
+        (stamp, is_full, is_lost): (u64, bool, bool),
+    ) {
+        let position = Position {
+            stamp,
+            is_full,
+            is_lost,
+        };
         self.prompts.note(Identity { namespace, key }, position);
     }
 
-    /// Notes how a prompt goes on behind a call.
-    fn note_end(&self, namespace: NamespaceId, keys: &[Key], stamps: Stamps) {
+    /// Notes how a prompt goes on behind a call, and whether it goes on behind a gap.
+    fn note_end(&self, namespace: NamespaceId, keys: &[Key], stamps: Stamps, is_lost: bool) {
         if let Some((key, before)) = keys.split_last() {
-            self.note_position(namespace, *key, stamps.of(before.len()), false);
+            let stamp = stamps.of(before.len());
+            self.note_position(namespace, *key, (stamp, false, is_lost));
         }
     }
 
@@ -221,7 +242,7 @@ impl Core {
             let began = Use::of(place.stamp).began;
             if before.replace(began) != Some(began) {
                 let Identity { namespace, key } = place.identity;
-                self.note_position(namespace, key, place.stamp, true);
+                self.note_position(namespace, key, (place.stamp, true, false));
             }
         }
     }
@@ -254,9 +275,10 @@ impl Core {
         full: Option<usize>,
         stamps: Stamps,
     ) {
-        self.note_end(namespace, keys, stamps);
+        self.note_end(namespace, keys, stamps, full.is_some());
         if let Some(first) = full {
-            self.note_position(namespace, keys[first], stamps.of(first), true);
+            let is_lost = first + 1 == keys.len();
+            self.note_position(namespace, keys[first], (stamps.of(first), true, is_lost));
         }
     }
 }

@@ -139,6 +139,35 @@ fn a_prompt_larger_than_its_tier_leaves_the_others_and_keeps_its_own_head() {
 }
 
 #[test]
+fn what_comes_behind_a_gap_evicts_no_more_for_being_offered_again() {
+    // Alone: a memory before it takes all, for a while.
+    for place in places().into_iter().take(4) {
+        let depot = place.open();
+        let ns = namespace(&depot);
+        let name = depot.stats().tiers[0].tier.clone();
+        let serve = |prompts: std::ops::Range<u64>| {
+            for prompt in prompts {
+                offer(&ns, usual(prompt), 8);
+            }
+        };
+        serve(1..4);
+        let large = 100_000..100_000 + 96;
+        offer(&ns, large.clone(), 1);
+        // Its rest found no space; its head goes, and others are used there.
+        let first = hits(&ns, large.clone());
+        assert!((20..90).contains(&first), "{name}: {first}");
+        ns.remove(&keys(large.clone())).unwrap();
+        serve(1..9);
+        offer(&ns, large.clone(), 1);
+        let head = hits(&ns, large.clone());
+        assert!((1..first).contains(&head), "{name}: {first}, {head}");
+        let rest = ns.contains(&keys(large.start + head..large.end)).unwrap();
+        let rest = rest.iter().filter(|there| **there).count();
+        assert!(rest <= 2, "{name}: {head}, {rest}");
+    }
+}
+
+#[test]
 fn a_new_tier_takes_a_large_prompt_as_far_as_there_is_room() {
     for place in places() {
         let depot = place.open();
