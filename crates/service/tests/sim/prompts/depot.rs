@@ -188,6 +188,12 @@ impl PromptDepot {
             *stored += self.store(&keys, at, step)?;
             let after = self.found(&recent)?;
             for ((whose, before), (_, after)) in before.into_iter().zip(after) {
+                // Of its own what it has not come to yet may be of an earlier use.
+                let before = if whose == *prompt {
+                    before.min(at)
+                } else {
+                    before
+                };
                 law!(
                     after >= before || !self.is_judged(),
                     "{whose:?} was found up to {before} before a call of {prompt:?} that stores \
