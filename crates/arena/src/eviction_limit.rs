@@ -49,6 +49,18 @@ impl Arena {
         self.last_tier.set(bytes, records, sizes);
     }
 
+    /// Marks this arena as `own` of `all` equal parts of the last tier of its pipeline, whose other
+    /// parts are elsewhere, with the prompt sizes `sizes`.
+    pub fn set_last_part(&self, (own, all): (u64, u64), sizes: &Arc<PromptSizes>) {
+        let scaled = |own_part: u64| {
+            let whole = u128::from(own_part) * u128::from(all) / u128::from(own.max(1));
+            u64::try_from(whole).unwrap_or(u64::MAX)
+        };
+        let layout = self.layout();
+        self.last_tier
+            .set(scaled(layout.data_len()), scaled(layout.records), sizes);
+    }
+
     /// Returns true if this arena is in the last tier of its pipeline.
     pub fn is_last(&self) -> bool {
         self.last_tier.is_set()

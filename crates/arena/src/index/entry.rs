@@ -143,19 +143,13 @@ impl Stamps {
         }
     }
 
-    /// Returns the stamp of the `index`-th block, new or stored, of which `stamp` says the same in
-    /// the uses of another depot.
+    /// Returns the stamp of a block of this use that has the position and the sight of `stamp`, which
+    /// counts uses of another depot.
     #[must_use]
-    pub fn like(self, stamp: u64, index: usize) -> u64 {
-        let first = match stamp & USE {
-            0 => self.first,
-            _ => self.there.0,
-        };
-        let index = match behind_at_most(stamp) {
-            0 => DEPTH as usize,
-            _ => index,
-        };
-        (deeper(first, index) & !3) | stamp & 3
+    pub fn like(self, stamp: u64) -> u64 {
+        let (there, _) = self.there;
+        let first = if stamp & USE == 0 { self.first } else { there };
+        first & !(USE - 1) | stamp & (USE - 1)
     }
 
     /// Returns the stamp of the block at `index` in the call.

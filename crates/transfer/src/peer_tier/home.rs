@@ -141,7 +141,7 @@ impl Home {
     fn pin(
         &self,
         guest: [u8; 16],
-        (keys, used): (&Keys, u64),
+        (keys, used): (&Keys, &[u64]),
         call: u64,
         macs: u8,
     ) -> Vec<Option<Pinned>> {
@@ -340,7 +340,7 @@ impl Home {
                 used,
             } => {
                 bounded(keys.keys.len())?;
-                Said::Pinned(self.pin(guest, (&keys, used), call, macs))
+                Said::Pinned(self.pin(guest, (&keys, &used), call, macs))
             }
             Ask::Reserve {
                 namespace,

@@ -106,6 +106,16 @@ impl Hosts {
         self.membership.view()
     }
 
+    /// This host's part of all that the hosts give together, of which each block takes several
+    /// times its bytes.
+    pub(super) fn part(&self) -> Option<(u64, u64)> {
+        let view = self.view();
+        let all: u64 = view.hosts().iter().map(|host| host.capacity).sum();
+        let copies = self.replicas.min(view.hosts().len()).max(1) as u64;
+        let own = &view.hosts()[view.find(&self.own)?];
+        Some((own.capacity.saturating_mul(copies), all))
+    }
+
     /// Looks after hosts that are down, and what others are owed, until all is closed.
     pub(super) fn watch(&self) {
         let mut closing = self.closing.lock();

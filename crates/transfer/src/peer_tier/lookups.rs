@@ -23,9 +23,10 @@ use crate::remote::Lender;
 trait Question: Send + Sync + 'static {
     type Answer: Send + 'static;
 
-    fn own(&self, common: &Common, keys: &[Key]) -> Vec<Option<Self::Answer>>;
+    /// `at`: the indices of these keys in the call.
+    fn own(&self, common: &Common, keys: &[Key], at: &[usize]) -> Vec<Option<Self::Answer>>;
 
-    fn ask(&self, keys: Keys, call: u64) -> Ask;
+    fn ask(&self, keys: Keys, call: u64, at: &[usize]) -> Ask;
 
     /// What another host has said of keys; `None` for what makes no sense.
     fn read(
@@ -97,7 +98,7 @@ impl<Q: Question> Look<Q> {
             match whom {
                 Whom::Own => {
                     let keys: Vec<Key> = at.iter().map(|at| self.keys[*at]).collect();
-                    let found = self.question.own(&self.common, &keys);
+                    let found = self.question.own(&self.common, &keys, &at);
                     at.into_iter()
                         .zip(found)
                         .for_each(|(at, found)| self.answers[at] = found);
@@ -125,12 +126,12 @@ impl<Q: Question> Look<Q> {
         };
         for (slot, (target, part)) in gather(asked.len(), next).into_iter().zip(asked) {
             let call = common.hosts.net().number();
-            let part: Vec<Key> = part.iter().map(|at| keys[*at]).collect();
-            let ask = question.ask(Keys::new(namespace, part.iter().copied()), call);
+            let named: Vec<Key> = part.iter().map(|at| keys[*at]).collect();
+            let ask = question.ask(Keys::new(namespace, named.iter().copied()), call, &part);
             let (common, question) = (Arc::clone(&common), Arc::clone(&question));
             let asked = Arc::clone(&target);
             target.ask(ask, move |said| {
-                let found = said.and_then(|said| question.read(&common, &asked, said, &part));
+                let found = said.and_then(|said| question.read(&common, &asked, said, &named));
                 slot.say(found);
             });
         }
@@ -142,12 +143,12 @@ struct Probe(NamespaceId);
 impl Question for Probe {
     type Answer = ();
 
-    fn own(&self, common: &Common, keys: &[Key]) -> Vec<Option<()>> {
+    fn own(&self, common: &Common, keys: &[Key], _at: &[usize]) -> Vec<Option<()>> {
         let found = common.share.contains(self.0, keys).into_iter();
         found.map(|found| found.then_some(())).collect()
     }
 
-    fn ask(&self, keys: Keys, _call: u64) -> Ask {
+    fn ask(&self, keys: Keys, _call: u64, _at: &[usize]) -> Ask {
         Ask::Contains(keys)
     }
 
@@ -203,10 +204,18 @@ impl Drop for Told {
 
 struct Pin {
     namespace: NamespaceId,
-    /// The stamp of the first, or 0.
-    used: u64,
+    /// The stamps of all keys, or none where they are not used.
+    used: Vec<u64>,
     /// Bytes of MACs behind each part.
     macs: usize,
+}
+
+impl Pin {
+    fn used_at(&self, at: &[usize]) -> Vec<u64> {
+        at.iter()
+            .filter_map(|at| self.used.get(*at).copied())
+            .collect()
+    }
 }
 
 /// A block of this host's share that is pinned, with what stands behind its payload; `None` where
@@ -240,10 +249,11 @@ pub(super) fn own_pin(
 impl Question for Pin {
     type Answer = Told;
 
-    fn own(&self, common: &Common, keys: &[Key]) -> Vec<Option<Told>> {
+    fn own(&self, common: &Common, keys: &[Key], at: &[usize]) -> Vec<Option<Told>> {
+        let used = self.used_at(at);
         let found = common
             .share
-            .pin((OWN, self.used), self.namespace, keys)
+            .pin((OWN, &used), self.namespace, keys)
             .into_iter()
             .zip(keys);
         let told = |(stored, key): (Option<Place>, &Key)| {
@@ -257,12 +267,12 @@ impl Question for Pin {
         found.map(told).collect()
     }
 
-    fn ask(&self, keys: Keys, call: u64) -> Ask {
+    fn ask(&self, keys: Keys, call: u64, at: &[usize]) -> Ask {
         Ask::Pin {
             keys,
             call,
             macs: self.macs as u8,
-            used: self.used,
+            used: self.used_at(at),
         }
     }
 
@@ -306,13 +316,13 @@ impl Question for Pin {
 pub(super) fn pin(
     common: &Arc<Common>,
     namespace: NamespaceId,
-    (keys, used): (&[Key], u64),
+    (keys, used): (&[Key], &[u64]),
     reply: Reply<Vec<Option<Place>>>,
 ) {
     let macs = common.held.macs_of(namespace);
     let pin = Pin {
         namespace,
-        used,
+        used: used.to_vec(),
         macs,
     };
     Look::begin(common, pin, (namespace, keys), |found| {

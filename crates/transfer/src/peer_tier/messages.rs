@@ -23,12 +23,12 @@ pub(super) type Id = u64;
 pub(super) enum Ask {
     Contains(Keys),
     /// `macs`: bytes of MACs that stand behind each payload, for each of its parts. `used`: the
-    /// stamp of one of the blocks, which are of one use.
+    /// stamps of the blocks, as the depot that reads them counts uses; none where they are not used.
     Pin {
         keys: Keys,
         call: u64,
         macs: u8,
-        used: u64,
+        used: Vec<u64>,
     },
     Reserve {
         namespace: [u8; 16],
@@ -208,7 +208,7 @@ mod tests {
             keys,
             call: 4,
             macs: 16,
-            used: 1 << 40,
+            used: vec![1 << 40; 3],
         };
         let bytes = encode(&ask).unwrap();
         let heard: Ask = decode(&bytes).unwrap();

@@ -189,6 +189,7 @@ impl Peers {
             replicas: options.replicas,
         });
         common.share.arena().keep();
+        common.share.spread(&common.hosts);
         // From here on dropping it ends all that was begun.
         let peers = Peers {
             mover: Arc::new(Mover::new(&common)),
@@ -298,7 +299,6 @@ impl Tier for Peers {
         used: &[u64],
         reply: Reply<Vec<Option<Place>>>,
     ) {
-        let used = used.first().copied().unwrap_or(0);
         lookups::pin(&self.common, namespace, (keys, used), reply);
     }
 

@@ -82,6 +82,7 @@ impl Mover {
                     first = now;
                 }
                 (seen, since, next, pause) = (changes, now, now, STRAYS_FIRST);
+                self.common.share.spread(hosts);
             }
             let all = seen != done;
             let settles = now.duration_since(since) < SETTLE;

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{
-    Access, Arena, Error, Key, NamespaceId, Options, Place, PromptSizes, Refused, Reserved, Stamps,
-    Token, Use, Uses, Wanted,
+    Access, Arena, Error, Full, Key, NamespaceId, Options, Place, PromptSizes, Refused, Reserved,
+    Stamps, Token, Use, Uses, Wanted,
 };
 use kvdepot_media::{Buffer, Checksum, checksum};
 use kvdepot_store::NamespaceUsage;
 use parking_lot::Mutex;
 
+use super::hosts::Hosts;
 use super::messages::TAIL_MAX;
 use super::moving::{Moving, Removal};
 
@@ -26,12 +27,12 @@ const GLANCE: u32 = 65_536;
 /// Who uses blocks of this host's share from its own pipeline.
 pub(super) const OWN: [u8; 16] = [0; 16];
 
-/// The part of a share in which a prompt evicts others each time that its rest is offered again: a
-/// host does not know which blocks of the prompt are at others.
+/// The part of all in which a prompt evicts others each time that its rest is offered again: a host
+/// does not know which blocks of the prompt are at others.
 const AGAIN_PART: u64 = 8;
 
 /// Uses by other depots that are remembered: so many of the last ones, and at most twice as many.
-const USES_MAX: usize = 4096;
+const USES_MAX: usize = 1 << 14;
 
 /// The arena and the order of its uses, which is this host's own.
 pub(super) struct Share {
@@ -44,64 +45,24 @@ pub(super) struct Share {
     keeping: Mutex<()>,
 }
 
-/// Uses as the depots that offer and read blocks count them, with those of this host. A prompt's
-/// blocks come in many calls, and each host has some of them.
+/// Uses as the depots that offer and read blocks count them, with those of this host.
 #[derive(Default)]
 struct Theirs {
-    now: HashMap<([u8; 16], u64), Shared>,
-    before: HashMap<([u8; 16], u64), Shared>,
-}
-
-/// One use, with what it has here of new and of stored blocks.
-#[derive(Clone, Copy)]
-struct Shared {
-    stamps: Stamps,
-    kinds: [Blocks; 2],
-}
-
-#[derive(Clone, Copy, Default)]
-struct Blocks {
-    count: usize,
-    /// The depth of the last of them in their prompt.
-    depth: u64,
-}
-
-impl Blocks {
-    /// The number of blocks here before one of that depth: it is offered for the first time, or
-    /// again.
-    fn before(&mut self, depth: u64) -> usize {
-        if self.count > 0 && depth <= self.depth {
-            let part = u128::from(depth) * self.count as u128 / (u128::from(self.depth) + 1);
-            return part as usize;
-        }
-        (self.depth, self.count) = (depth, self.count + 1);
-        self.count - 1
-    }
+    now: HashMap<([u8; 16], u64), Stamps>,
+    before: HashMap<([u8; 16], u64), Stamps>,
 }
 
 impl Theirs {
-    /// The stamp here of a block that has this one there; of one that is read, any of its use.
-    fn stamp(&mut self, (guest, theirs): ([u8; 16], u64), is_read: bool, uses: &Uses) -> u64 {
-        let unit = 1 << Use::BITS;
-        let began = Use::of(theirs).began;
-        let name = (guest, began & !unit);
+    /// The stamp here of a block that has this one there.
+    fn stamp(&mut self, guest: [u8; 16], theirs: u64, uses: &Uses) -> u64 {
+        let name = (guest, Use::of(theirs).began & !(1 << Use::BITS));
         if self.now.len() >= USES_MAX && !self.now.contains_key(&name) {
             self.before = std::mem::take(&mut self.now);
         }
         let before = self.before.get(&name).copied();
-        let use_ = self.now.entry(name).or_insert_with(|| {
-            before.unwrap_or_else(|| Shared {
-                stamps: uses.call(0),
-                kinds: Default::default(),
-            })
-        });
-        let kind = &mut use_.kinds[usize::from(began & unit != 0)];
-        let index = match Use::of(theirs).depth {
-            _ if is_read => kind.before(kind.depth + 1),
-            u64::MAX => 0,
-            depth => kind.before(depth),
-        };
-        use_.stamps.like(theirs, index)
+        let use_ = self.now.entry(name);
+        let stamps = use_.or_insert_with(|| before.unwrap_or_else(|| uses.call(0)));
+        stamps.like(theirs)
     }
 }
 
@@ -131,7 +92,7 @@ impl Share {
         };
         let (arena, prompts) = (Arc::new(arena), Arc::default());
         if is_last {
-            arena.set_last(std::slice::from_ref(&arena), &prompts);
+            arena.set_last_part((1, 1), &prompts);
         }
         Ok(Share {
             arena,
@@ -141,6 +102,15 @@ impl Share {
             moving: Moving::default(),
             keeping: Mutex::new(()),
         })
+    }
+
+    /// Notes which part of all it is: how large prompts are is known of all.
+    pub(super) fn spread(&self, hosts: &Hosts) {
+        if self.arena.is_last()
+            && let Some(part) = hosts.part()
+        {
+            self.arena.set_last_part(part, &self.prompts);
+        }
     }
 
     /// Closes it: blocks of a medium are there the next time.
@@ -158,41 +128,28 @@ impl Share {
         found
     }
 
-    /// Pins blocks, which a guest uses with the stamp `used`.
+    /// Pins blocks, which a guest uses with these stamps, or does not use.
     pub(super) fn pin(
         &self,
-        (guest, used): ([u8; 16], u64),
+        (guest, used): ([u8; 16], &[u64]),
         namespace: NamespaceId,
         keys: &[Key],
     ) -> Vec<Option<Place>> {
         let (mut found, mut places) = (vec![false; keys.len()], vec![None; keys.len()]);
-        let stamps = self.stamps((guest, true), keys.iter().map(|_| used));
+        let stamps: Vec<u64> = used.iter().map(|used| self.stamp(guest, *used)).collect();
         self.arena.pin(
             namespace,
             keys,
             &mut found,
-            |index| stamps[index],
+            |index| stamps.get(index).copied().unwrap_or(0),
             |index, place| places[index] = Some(place),
         );
         places
     }
 
-    /// The stamps of a guest's blocks here. Those without any are of a use of their own.
-    fn stamps(
-        &self,
-        (guest, are_read): ([u8; 16], bool),
-        theirs: impl Iterator<Item = u64>,
-    ) -> Vec<u64> {
-        let alone = self.uses.asked();
-        let stamp = |(index, theirs)| match theirs {
-            0 => alone.of(index),
-            // Others have their turn between two blocks.
-            _ => {
-                let mut known = self.theirs.lock();
-                known.stamp((guest, theirs), are_read, &self.uses)
-            }
-        };
-        theirs.enumerate().map(stamp).collect()
+    /// The stamp here of a guest's block. Others have their turn between two blocks.
+    fn stamp(&self, guest: [u8; 16], theirs: u64) -> u64 {
+        self.theirs.lock().stamp(guest, theirs, &self.uses)
     }
 
     /// Pins a block that nobody uses: it grows as old as if it had not been looked at.
@@ -214,9 +171,12 @@ impl Share {
         namespace: NamespaceId,
         mut blocks: Vec<Wanted>,
     ) -> Vec<Result<Reserved, Refused>> {
-        let stamps = self.stamps((guest, false), blocks.iter().map(|wanted| wanted.stamp));
-        for (wanted, stamp) in blocks.iter_mut().zip(stamps) {
-            wanted.stamp = stamp;
+        let moved = self.uses.asked();
+        for (index, wanted) in blocks.iter_mut().enumerate() {
+            wanted.stamp = match wanted.stamp {
+                0 => moved.of(index),
+                theirs => self.stamp(guest, theirs),
+            };
         }
         if self.arena.is_last() {
             let blocks_in = |part, wanted: &Wanted| self.arena.blocks_in(part, wanted);
@@ -231,10 +191,25 @@ impl Share {
         if once && let Some(answers) = self.arena.reserve(namespace, &blocks) {
             return answers;
         }
-        blocks
-            .into_iter()
-            .map(|one| self.reserve_one(namespace, one))
-            .collect()
+        // The last one that found no room: those behind it find none either.
+        let mut refused: Option<(Wanted, Full)> = None;
+        let each = blocks.into_iter().map(|one| {
+            if let Some((before, full)) = &refused
+                && one.needs_as_much_as(before)
+                && !self.contains(namespace, &[one.key])[0]
+            {
+                return Err(Refused::Full(Full {
+                    requested: one.len,
+                    ..*full
+                }));
+            }
+            let answer = self.reserve_one(namespace, one);
+            if let Err(Refused::Full(full)) = &answer {
+                refused = Some((one, *full));
+            }
+            answer
+        });
+        each.collect()
     }
 
     fn reserve_one(&self, namespace: NamespaceId, wanted: Wanted) -> Result<Reserved, Refused> {

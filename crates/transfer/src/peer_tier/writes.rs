@@ -35,6 +35,8 @@ struct Making {
     /// Homes that have it.
     present: usize,
     is_reserved: bool,
+    /// It may not evict more at one of its homes, and is stored nowhere else instead.
+    is_limited: bool,
     full: Option<Cause>,
 }
 
@@ -45,7 +47,7 @@ impl Making {
     }
 
     fn lacks(&self, replicas: usize) -> usize {
-        match self.is_reserved {
+        match self.is_reserved || self.is_limited {
             true => 0,
             false => self
                 .least(replicas)
@@ -59,7 +61,7 @@ impl Making {
             Err(Why::Present) => self.present += 1,
             Err(Why::Reserved) => self.is_reserved = true,
             Err(Why::Full(free, capacity)) => self.full = Some(Cause::Space { free, capacity }),
-            Err(Why::Limit) => self.full = Some(Cause::Limit),
+            Err(Why::Limit) => (self.is_limited, self.full) = (true, Some(Cause::Limit)),
             Err(Why::Declined) => {}
         }
     }
@@ -100,6 +102,7 @@ pub(super) fn reserve(
         rooms: Vec::new(),
         present: 0,
         is_reserved: false,
+        is_limited: false,
         full: None,
     };
     let reserving = Reserving {
@@ -196,7 +199,7 @@ impl Reserving {
             if making.is_reserved {
                 return Err(Refused::Reserved(nowhere));
             }
-            if making.lacks(replicas) > 0 {
+            if making.is_limited || making.lacks(replicas) > 0 {
                 return Err(refusal(&making));
             }
             if making.rooms.is_empty() {

@@ -4,7 +4,9 @@
 use kvdepot_store::{BlockBuffers, Buffer, Depot, Namespace};
 use kvdepot_testkit::bytes::content;
 
-use super::hosts::{Cluster, PATIENCE, key, keys, namespace};
+use serde_json::json;
+
+use super::hosts::{Cluster, PATIENCE, key, keys, namespace, open, share};
 
 const LEN: usize = 60_000;
 
@@ -74,4 +76,27 @@ fn of_a_prompt_that_came_in_many_calls_the_tail_goes_first() {
     let behind = ns.contains(&keys(&first[left..])).unwrap();
     let behind = behind.iter().filter(|there| **there).count();
     assert!(behind <= 16, "{left}, {behind}");
+}
+
+#[test]
+fn what_may_not_evict_more_at_its_home_is_stored_nowhere_else() {
+    let mut cluster = Cluster::new(2);
+    cluster.capacity = "4MiB";
+    let small = cluster.open("Peer", 0);
+    let mut settings = cluster.settings("Peer", 1);
+    settings["peer"]["capacity"] = json!("32MiB");
+    let roomy = open("Peer", &settings);
+    let ns = namespace(&small);
+    for number in 1..7 {
+        offer(&ns, &prompt(number, 8), 8);
+    }
+    let before = share(&roomy).blocks;
+    let large = prompt(100, 192);
+    offer(&ns, &large, 192);
+    let stored = ns.contains(&keys(&large)).unwrap();
+    let stored = stored.iter().filter(|there| **there).count() as u64;
+    // Half of them have their home there, and it has room for all.
+    let there = share(&roomy).blocks - before;
+    assert!((70..120).contains(&there), "{there} of {stored}");
+    assert!(stored < 180 && stored > there, "{there} of {stored}");
 }
