@@ -129,11 +129,11 @@ pub(crate) fn check(
 pub(crate) fn create(
     path: &Path,
     config: &Options,
-    lock_wait: Duration,
+    waits: (Duration, Duration),
     field: &impl Fn(&str) -> String,
 ) -> Result<bool, Error> {
     let Plan { parent, capacity } = Plan::new(path, config, field)?;
-    let directory = lock_directory(parent, path, lock_wait)?;
+    let directory = lock_directory(parent, path, waits)?;
     if path.symlink_metadata().is_ok() {
         return Ok(false);
     }
@@ -214,9 +214,14 @@ fn no_space(
 /// moment, and so has the child of a process that did, until it begins its own program.
 const LEAST: Duration = Duration::from_secs(5);
 
-/// One process at a time makes files in a directory. The lock goes with the descriptor.
-fn lock_directory(directory: &Path, path: &Path, wait: Duration) -> Result<File, Error> {
-    let wait = wait.max(LEAST);
+/// One process at a time makes files in a directory. The lock goes with the descriptor. It is waited
+/// for as long as is `left` of `lock_wait`.
+fn lock_directory(
+    directory: &Path,
+    path: &Path,
+    (left, lock_wait): (Duration, Duration),
+) -> Result<File, Error> {
+    let wait = left.max(LEAST);
     let file = File::open(directory).map_err(|source| Error::Io {
         path: directory.into(),
         source,
@@ -233,7 +238,7 @@ fn lock_directory(directory: &Path, path: &Path, wait: Duration) -> Result<File,
                     path: path.into(),
                     pid: 0,
                     host: "unknown".into(),
-                    lock_wait_s: wait.as_secs_f64(),
+                    lock_wait_s: lock_wait.as_secs_f64(),
                 });
             }
             // Held; or a file system without locks, where nobody is kept out.
@@ -261,7 +266,7 @@ pub fn erase_unfinished(path: &Path) -> Result<u64, Error> {
         source,
     };
     let directory = path.parent().unwrap_or_else(|| Path::new("."));
-    let _lock = lock_directory(directory, path, Duration::ZERO)?;
+    let _lock = lock_directory(directory, path, Default::default())?;
     let bytes = path.symlink_metadata().map_err(io)?.len();
     std::fs::remove_file(path).map_err(io)?;
     Ok(bytes)
@@ -421,14 +426,14 @@ mod tests {
     fn a_directory_in_which_somebody_makes_a_file_is_waited_for() {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path();
-        let held = lock_directory(at, &at.join("one"), Duration::ZERO).unwrap();
+        let held = lock_directory(at, &at.join("one"), Default::default()).unwrap();
         let (_never, ends) = mpsc::channel::<()>();
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 let _late = ends.recv_timeout(Duration::from_millis(300));
                 drop(held);
             });
-            lock_directory(at, &at.join("two"), Duration::ZERO).unwrap();
+            lock_directory(at, &at.join("two"), Default::default()).unwrap();
         });
     }
 }

@@ -38,7 +38,7 @@ pub(crate) fn take(
             match medium::open(path, config.access) {
                 Ok(medium) => break medium,
                 Err(error) if error.is_not_found() => {
-                    created = create(path, config, left, field)?;
+                    created = create(path, config, (left, lock_wait), field)?;
                 }
                 Err(error) => return Err(open_error(path, error, field)),
             }
