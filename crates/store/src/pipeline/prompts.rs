@@ -149,7 +149,7 @@ impl Core {
         };
         // Asynchronous tiers have no stamps.
         if self.is_apart() {
-            self.note_end(namespace, keys, stamps, false);
+            self.note_end(namespace, keys, stamps, is_gap);
         }
         stamps
     }
@@ -275,7 +275,11 @@ impl Core {
         full: Option<usize>,
         stamps: Stamps,
     ) {
-        self.note_end(namespace, keys, stamps, full.is_some());
+        let is_gap = keys.last().is_some_and(|key| {
+            let key = *key;
+            self.prompts.is_lost(&Identity { namespace, key })
+        });
+        self.note_end(namespace, keys, stamps, is_gap || full.is_some());
         if let Some(first) = full {
             let is_lost = first + 1 == keys.len();
             self.note_position(namespace, keys[first], (stamps.of(first), true, is_lost));

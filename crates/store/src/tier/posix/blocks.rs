@@ -72,7 +72,7 @@ impl Common {
     /// Whether a file has the block's name; what it holds is seen when it is read.
     pub(super) fn has(&self, name: &Identity) -> bool {
         self.folder.has(name).unwrap_or_else(|error| {
-            tracing::debug!(%error, "cannot list a directory");
+            self.warn_of_read(&error);
             false
         })
     }
@@ -82,11 +82,7 @@ impl Common {
         let (_, turn) = self.filter.of(std::iter::empty());
         let found = self.open.adopt(name, used, slot);
         let place = found.unwrap_or_else(|error| {
-            self.warn(
-                &self.failed_reads,
-                &error,
-                "cannot read a block file; the block is a miss",
-            );
+            self.warn_of_read(&error);
             None
         });
         let pin = place.map(|place| Pinned::new(&self.open, place));
@@ -274,6 +270,14 @@ impl Common {
     pub(super) fn refuse(&self, error: &Error) -> Refused {
         self.warn(&self.refusals, error, "cannot store a block");
         Refused::Declined
+    }
+
+    fn warn_of_read(&self, error: &Error) {
+        self.warn(
+            &self.failed_reads,
+            error,
+            "cannot read a block file; the block is a miss",
+        );
     }
 
     fn warn(&self, warned: &EachMinute, error: &Error, what: &str) {

@@ -10,18 +10,29 @@ use super::Folder;
 /// Nanoseconds.
 const SECOND: i128 = 1_000_000_000;
 
+/// How far a clock is ahead of this host's, which showed `before` and `after` when that one showed
+/// `now`: as far as was known, where that may be. This thread may have been stopped in between.
+fn ahead(known: i64, now: i128, (before, after): (i64, i64)) -> i64 {
+    let (least, most) = (now - i128::from(after), now - i128::from(before));
+    // A file system that keeps whole seconds agrees with this clock as far as it tells. By its
+    // seconds alone, what is stored within one would be no older than what is stored next.
+    if now % SECOND == 0 && (-SECOND..=0).contains(&most) {
+        return 0;
+    }
+    let ahead = i128::from(known).clamp(least, most.max(least));
+    i64::try_from(ahead).unwrap_or(known)
+}
+
 impl Folder {
     /// Says that this process is there still; the time by the file system's clock.
     pub(in super::super) fn still_here(&self) -> Result<i128, Error> {
         let at = self.at.load();
         let fd = at.alive.fd()?;
+        let before = clock::unix_nanos();
         mark_used(fd)?;
         let now = Seen::of(fd)?.map_or(0, |seen| seen.changed);
-        let ahead = (now - i128::from(clock::unix_nanos())) as i64;
-        // A file system that keeps whole seconds agrees with this clock as far as it tells. By its
-        // seconds alone, what is stored within one would be no older than what is stored next.
-        let agrees = now % SECOND == 0 && (-SECOND..=0).contains(&ahead.into());
-        let ahead = if agrees { 0 } else { ahead };
+        let known = self.ahead.load(Ordering::Relaxed);
+        let ahead = ahead(known, now, (before, clock::unix_nanos()));
         self.ahead.store(ahead, Ordering::Relaxed);
         Ok(now)
     }
@@ -29,5 +40,25 @@ impl Folder {
     /// The time by that clock, in nanoseconds, as far as it is known.
     pub(in super::super) fn now(&self) -> i64 {
         clock::unix_nanos().saturating_add(self.ahead.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: i64 = 1_700_000_000_123_456_789;
+    const MS: i64 = 1_000_000;
+
+    #[test]
+    fn a_clock_is_as_far_ahead_as_it_was_when_this_thread_was_stopped_meanwhile() {
+        let other = |ahead: i64| i128::from(NOW + ahead);
+        assert_eq!(ahead(0, other(7 * MS), (NOW, NOW)), 7 * MS);
+        assert_eq!(ahead(7 * MS, other(7 * MS), (NOW, NOW + 900 * MS)), 7 * MS);
+        assert_eq!(ahead(7 * MS, other(7 * MS), (NOW - 900 * MS, NOW)), 7 * MS);
+        // It was set back.
+        assert_eq!(ahead(7 * MS, other(-60 * MS), (NOW, NOW + MS)), -60 * MS);
+        let whole = i128::from(NOW) / SECOND * SECOND;
+        assert_eq!(ahead(5, whole, (NOW, NOW + 900 * MS)), 0);
     }
 }
