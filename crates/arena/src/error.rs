@@ -30,7 +30,9 @@ pub enum Error {
         allowed: String,
     },
     /// Another process owns the arena.
-    #[error("{path} is in use by {by}", path = path.display(), by = owner(*pid, host, *lock_wait_s))]
+    #[error(
+        "{path} is in use by {by}", path = path.display(), by = owner(*pid, host, *lock_wait_s)
+    )]
     Locked {
         /// Path of the arena.
         path: PathBuf,

@@ -143,8 +143,8 @@ impl Stamps {
         }
     }
 
-    /// Returns the stamp of a block of this use that has the position and the sight of `stamp`, which
-    /// counts uses of another depot.
+    /// Returns the stamp of a block of this use that has the position and the sight of `stamp`,
+    /// which counts uses of another depot.
     #[must_use]
     pub fn like(self, stamp: u64) -> u64 {
         let (there, _) = self.there;

@@ -214,8 +214,8 @@ fn no_space(
 /// moment, and so has the child of a process that did, until it begins its own program.
 const LEAST: Duration = Duration::from_secs(5);
 
-/// One process at a time makes files in a directory. The lock goes with the descriptor. It is waited
-/// for as long as is `left` of `lock_wait`.
+/// One process at a time makes files in a directory. The lock goes with the descriptor. It is
+/// waited for as long as is `left` of `lock_wait`.
 fn lock_directory(
     directory: &Path,
     path: &Path,

@@ -23,7 +23,8 @@ pub(super) type Id = u64;
 pub(super) enum Ask {
     Contains(Keys),
     /// `macs`: bytes of MACs that stand behind each payload, for each of its parts. `used`: the
-    /// stamps of the blocks, as the depot that reads them counts uses; none where they are not used.
+    /// stamps of the blocks, as the depot that reads them counts uses; none where they are not
+    /// used.
     Pin {
         keys: Keys,
         call: u64,

@@ -19,8 +19,8 @@ impl Common {
         self.remove(&object.name, Some(&object.found.e_tag)).await
     }
 
-    /// Removes the object of that version at a block's name, unless a second look finds the block or
-    /// one of a later release: then the header of the first was changed in transit.
+    /// Removes the object of that version at a block's name, unless a second look finds the block,
+    /// or one of a later release: then the header of the first was changed in transit.
     pub(super) async fn remove_strange(&self, name: &Identity, e_tag: &str) -> Result<bool, Fault> {
         match self.look(name, Way::Write).await? {
             Seen::Strange { newer: false, .. } => self.remove(name, Some(e_tag)).await,
