@@ -31,7 +31,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// Whether this block of a use was not counted lately.
+    /// Returns true if this block of a use was not counted recently, and notes that it is.
     fn is_new(&mut self, began: u64, blocks: u64) -> bool {
         let block = began | blocks & ((1 << Use::BITS) - 1);
         let is_new = !self.recent.contains(&block);

@@ -28,7 +28,8 @@ struct Position {
     stamp: u64,
     /// Whether the block found no space, and was not offered again.
     is_full: bool,
-    /// Whether a call ended with it that was not stored to its end: a gap in the prompt.
+    /// True if the block was the last one of a call that was not stored completely: the prompt has
+    /// a gap there.
     is_lost: bool,
 }
 

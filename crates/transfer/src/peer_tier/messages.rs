@@ -159,7 +159,7 @@ pub(super) enum Why {
     Declined,
     /// Free bytes, of how many.
     Full(u64, u64),
-    /// What it could take the place of was used since its prompt began.
+    /// The eviction limit of the prompt protects all blocks that could be evicted.
     Limit,
 }
 

@@ -24,7 +24,7 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// Slots that are looked at for a page.
 const GLANCE: u32 = 65_536;
 
-/// Who uses blocks of this host's share from its own pipeline.
+/// The guest number of this host's own pipeline.
 pub(super) const OWN: [u8; 16] = [0; 16];
 
 /// The part of all in which a prompt evicts others each time that its rest is offered again: a host
