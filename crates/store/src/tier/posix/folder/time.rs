@@ -10,9 +10,9 @@ use super::Folder;
 /// Nanoseconds.
 const SECOND: i128 = 1_000_000_000;
 
-/// Returns the lead of a file system's clock over the host's clock, in nanoseconds. The host's clock
-/// showed `before` and `after` around the moment at which the other clock showed `now`; the thread
-/// may have been stopped in between. The `known` lead stays if it agrees with these times.
+/// Returns the lead of a file system's clock over the host's clock, in nanoseconds. The host's
+/// clock showed `before` and `after` around the moment at which the other clock showed `now`; the
+/// thread may have been stopped in between. The `known` lead stays if it agrees with these times.
 fn ahead(known: i64, now: i128, (before, after): (i64, i64)) -> i64 {
     let (least, most) = (now - i128::from(after), now - i128::from(before));
     // A file system that keeps whole seconds agrees with this clock as far as it tells. By its
