@@ -20,6 +20,7 @@ pub use config::CopierConfig;
 pub use outcome::{Done, Outcome};
 
 use crate::copy_kernel::CopyKernel;
+use crate::cuda::keep_context;
 use crate::error::{Error, Result};
 use crate::memory::mover::Mover;
 use kvdepot_host::cpu;
@@ -76,6 +77,7 @@ impl Copier {
                     // Pinned lanes still work, only slower; there is nobody to tell.
                     drop(cpu::reset_affinity());
                     cpu::be_nice(shared.config.nice);
+                    keep_context();
                     shared.queues.run(lane, shared.config.spin);
                 });
             // On failure, dropping `copier` ends those that run.

@@ -68,11 +68,13 @@ struct stream {
 };
 
 static long copies, fail_at, sync_fail_at, kernels, batches;
-static int refuse_register, refuse_memory, refuse_kernel, refuse_batch, registered, current, streams;
+static int refuse_register, refuse_memory, refuse_kernel, refuse_batch, registered, streams;
 static unsigned made_streams;
 static int lost, moves = 1, jitter, delay = 200;
 static long taken, entered;
 static int retained[DEVICES], used[DEVICES], need_context;
+static __thread int depth;
+static __thread void *contexts[16];
 static pthread_mutex_t counters = PTHREAD_MUTEX_INITIALIZER;
 
 /* The copy with this number, from 1, is refused when it is asked for; 0 for none. */
@@ -97,7 +99,8 @@ long double_kernels(void) { return kernels; }
 long double_batches(void) { return batches; }
 /* Bytes of the devices that were taken. */
 long double_taken(void) { return taken; }
-int double_contexts(void) { return current; }
+/* Contexts that are current in the calling thread. */
+int double_contexts(void) { return depth; }
 /* How often a thread has made one its own. */
 long double_entered(void) { return entered; }
 int double_streams(void) { return streams; }
@@ -286,13 +289,17 @@ int cuDevicePrimaryCtxRetain(void **context, int device) {
     return 0;
 }
 
-static __thread int depth;
+int cuCtxGetCurrent(void **context) {
+    *context = depth ? contexts[depth - 1] : NULL;
+    return 0;
+}
 
 int cuCtxPushCurrent_v2(void *context) {
-    depth++;
-    __atomic_add_fetch(&current, 1, __ATOMIC_SEQ_CST);
+    if (!context || depth == 16)
+        return INVALID_VALUE;
+    contexts[depth++] = context;
     __atomic_add_fetch(&entered, 1, __ATOMIC_SEQ_CST);
-    return context ? 0 : INVALID_VALUE;
+    return 0;
 }
 
 int cuCtxPopCurrent_v2(void **context) {
@@ -300,7 +307,6 @@ int cuCtxPopCurrent_v2(void **context) {
     if (depth == 0)
         return INVALID_VALUE;
     depth--;
-    __atomic_sub_fetch(&current, 1, __ATOMIC_SEQ_CST);
     return 0;
 }
 

@@ -4,6 +4,7 @@ use super::driver::{Driver, Handle, SUCCESS};
 use crate::carrier::Op;
 use crate::error::{Error, Result};
 use kvdepot_host::fork::Origin;
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::io;
 use std::ops::Range;
@@ -23,11 +24,37 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// A thread that has entered a context. It leaves on the same thread.
+/// The calling thread's use of a context, from [`Context::enter`] until it is dropped, on the same
+/// thread.
 ///
-/// Meanwhile it may call what the driver forbids to others while a framework captures a graph
-/// (`cuThreadExchangeStreamCaptureMode`): nothing of kvdepot's is in the graph.
-pub(super) struct Entered<'a>(&'a Context, c_int);
+/// For that time the thread may call functions that the driver forbids to other threads while a
+/// framework captures a graph (`cuThreadExchangeStreamCaptureMode`): no work of kvdepot is in the
+/// graph.
+pub(super) struct Entered<'a> {
+    context: &'a Context,
+    /// The capture mode of the thread before. `None` if the thread keeps the context.
+    before: Option<c_int>,
+}
+
+/// Relation of a thread to contexts.
+#[derive(Clone, Copy)]
+enum Thread {
+    /// A thread of a framework: each entry ends with the context that the thread had before.
+    Foreign,
+    /// A thread of kvdepot, and the context that it keeps from its first entry on.
+    Own(Handle),
+}
+
+thread_local! {
+    static THREAD: Cell<Thread> = const { Cell::new(Thread::Foreign) };
+}
+
+/// Lets the calling thread, which kvdepot has started, keep the first context that it enters.
+///
+/// Each entry costs four calls of the driver, which serves one thread at a time in most of them.
+pub(crate) fn keep_context() {
+    THREAD.set(Thread::Own(std::ptr::null_mut()));
+}
 
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` to `CUDA_ERROR_CAPTURED_EVENT` and its like: what the
 /// driver answers to calls beside a capture.
@@ -56,20 +83,49 @@ impl Context {
         })
     }
 
-    /// Makes the device the calling thread's, which may be an engine's, for as long as the answer
-    /// lives. Not in a forked child, which has no driver: nothing there may be given back to it.
+    /// Makes the context current in the calling thread, which may be an engine's, until the
+    /// returned value is dropped. A thread of kvdepot [keeps](keep_context) its first one.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error, and an error in a forked child: the driver cannot be used there.
     pub(super) fn enter(&self) -> Result<Entered<'_>> {
         if !self.is_here() {
             let forked = io::Error::other("the CUDA driver cannot be used in a forked child");
             return Err(Error::io("call", "cuCtxPushCurrent", forked));
         }
+        let keeps = match THREAD.get() {
+            // A caller's function that runs on this thread may have set another one.
+            Thread::Own(kept) if kept == self.handle && self.is_current() => {
+                return Ok(Entered {
+                    context: self,
+                    before: None,
+                });
+            }
+            Thread::Own(kept) => kept.is_null(),
+            Thread::Foreign => false,
+        };
         // SAFETY: the context was retained and never released.
         let entered = unsafe { (self.driver.cuCtxPushCurrent_v2)(self.handle) };
         self.driver.check("cuCtxPushCurrent", entered)?;
         let mut mode = RELAXED;
         // SAFETY: the mode is one, and is written.
         unsafe { (self.driver.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
-        Ok(Entered(self, mode))
+        if keeps {
+            THREAD.set(Thread::Own(self.handle));
+        }
+        Ok(Entered {
+            context: self,
+            before: (!keeps).then_some(mode),
+        })
+    }
+
+    /// Whether the context is current in the calling thread.
+    fn is_current(&self) -> bool {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: `current` is writable.
+        let known = unsafe { (self.driver.cuCtxGetCurrent)(&raw mut current) };
+        known == SUCCESS && current == self.handle
     }
 
     /// Whether this process has it, and not one that it was forked from.
@@ -234,11 +290,15 @@ impl Context {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
+        let Some(mut mode) = self.before else {
+            return;
+        };
+        let driver = &self.context.driver;
         let mut left = std::ptr::null_mut();
         // SAFETY: the mode is what the driver gave.
-        unsafe { (self.0.driver.cuThreadExchangeStreamCaptureMode)(&raw mut self.1) };
+        unsafe { (driver.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
         // SAFETY: `left` is writable. An error would say that somebody else has popped; the thread
         // then is where it was.
-        unsafe { (self.0.driver.cuCtxPopCurrent_v2)(&raw mut left) };
+        unsafe { (driver.cuCtxPopCurrent_v2)(&raw mut left) };
     }
 }

@@ -43,9 +43,14 @@ impl Fence {
         self.event
     }
 
-    /// Whether the stream is known to have come by it. The calling thread has entered the context.
+    /// Whether the stream had passed the fence when the driver was last asked.
+    pub(super) fn was_reached(&self) -> bool {
+        self.reached.load(Ordering::Acquire)
+    }
+
+    /// Whether the stream has passed the fence. The calling thread has entered the context.
     pub(super) fn is_reached(&self) -> bool {
-        if self.reached.load(Ordering::Acquire) {
+        if self.was_reached() {
             return true;
         }
         let reached = self.context.has_reached(self.event);

@@ -116,9 +116,11 @@ impl Desk {
     /// What has ended, and is to be reported.
     fn ended(way: MutexGuard<'_, Way>, shared: &Arc<Shared>) -> Vec<Carried> {
         let mut ended = Vec::new();
-        if let Ok(_entered) = shared.context.enter() {
-            let lines = way.lines.iter().flatten();
-            lines.for_each(|line| line.stream.take_ended(&mut ended));
+        let lines = way.lines.iter().flatten().map(|line| &line.stream);
+        if lines.clone().any(Stream::is_busy)
+            && let Ok(_entered) = shared.context.enter()
+        {
+            lines.for_each(|stream| stream.take_ended(&mut ended));
         }
         drop(way);
         ended
@@ -273,7 +275,8 @@ impl Carrier for Ferry {
     /// All memory of the device; what is behind a fence still, by itself: it takes as long as the
     /// device computes, and the rest goes on meanwhile.
     fn hands(&self) -> usize {
-        let waits = self.fence.as_ref().is_some_and(|fence| {
+        let fence = self.fence.as_ref().filter(|fence| !fence.was_reached());
+        let waits = fence.is_some_and(|fence| {
             let entered = self.lines.shared.context.enter();
             entered.is_ok_and(|_entered| !fence.is_reached())
         });

@@ -20,6 +20,7 @@ mod tests;
 use crate::carrier::Carrier;
 use crate::error::{Error, Result};
 use context::Context;
+pub(crate) use context::keep_context;
 use driver::Driver;
 pub use fence::Fence;
 use lines::{Ferry, Lines};

@@ -1,6 +1,6 @@
 //! A stream of kvdepot's own, and a thread that says what has come of what it was asked for.
 
-use super::context::Context;
+use super::context::{Context, keep_context};
 use super::driver::Handle;
 use super::fence::Fence;
 use super::pages::{Kernel, Page};
@@ -280,6 +280,11 @@ impl Stream {
         asked.is_ok().then_some(true)
     }
 
+    /// Whether a carry is still to be reported.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.asked.work().carries.is_empty()
+    }
+
     /// What has ended by now, to be reported by who asks: nobody need be woken for it then. In a
     /// simulation it ends by steps.
     pub(super) fn take_ended(&self, ended: &mut Vec<Carried>) {
@@ -314,6 +319,7 @@ impl Drop for Stream {
 impl Asked {
     /// What its thread does: reports what has ended, unless who asks for more has seen it before.
     fn run(&self) {
+        keep_context();
         let context = &self.shared.context;
         while let Some(event) = self.next() {
             let entered = context.enter();

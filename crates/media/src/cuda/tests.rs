@@ -101,34 +101,38 @@ fn parts_reach_the_device_through_the_pinned_slab() {
         let copier = copier(inline_max, slab, regions);
         for cut in [usize::MAX >> 1, 4096, 10_001] {
             let (parts, bytes) = restore(&device, &copier, &LENS, cut);
-            assert!(
-                parts.iter().all(|part| *part == Ok(Some(true))),
-                "{parts:?}"
-            );
+            let all = parts.iter().all(|part| *part == Ok(Some(true)));
+            assert!(all, "{parts:?}");
             for (number, bytes) in bytes.iter().enumerate() {
-                assert!(
-                    *bytes == content(number, LENS[number]),
-                    "part {number} cut {cut}"
-                );
+                let right = *bytes == content(number, LENS[number]);
+                assert!(right, "part {number} cut {cut}");
             }
         }
         assert_eq!(double(&device, "double_registered", 0), 1);
         drop(copier);
-        assert_eq!(
-            double(&device, "double_registered", 0),
-            0,
-            "unpinned with the slab"
-        );
+        assert_eq!(double(&device, "double_registered", 0), 0);
     }
-    assert_eq!(
-        double(&device, "double_contexts", 0),
-        0,
-        "every thread has left"
-    );
-    assert!(
-        double(&device, "double_streams", 0) <= streams + 4,
-        "streams are used again"
-    );
+    let [contexts, now] = ["double_contexts", "double_streams"].map(|it| double(&device, it, 0));
+    assert_eq!(contexts, 0, "the calling thread has left");
+    assert!(now <= streams + 4, "streams are used again");
+}
+
+#[test]
+fn threads_of_kvdepot_enter_a_context_once() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = Device::open_with(&library(), 0).unwrap();
+    // Copied by lanes alone, and reported by them or by threads of streams.
+    let copier = copier(0, 1 << 20, 4);
+    let entered = || double(&device, "double_entered", 0);
+    let mut before = entered();
+    let enters_again = || {
+        let (parts, _) = restore(&device, &copier, &LENS, 4096);
+        assert!(parts.iter().all(|part| *part == Ok(Some(true))));
+        entered() > std::mem::replace(&mut before, entered())
+    };
+    // A run of each of these threads may be its first.
+    let entries = std::iter::repeat_with(enters_again).take(100);
+    assert!(entries.filter(|again| *again).count() <= 8);
 }
 
 #[test]
@@ -586,12 +590,8 @@ fn a_side_of_a_part_is_of_one_device_and_another_part_of_another() {
 fn a_missing_driver_or_device_is_named() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let missing = Device::open_with(Path::new("/nonexistent/libcuda.so"), 0);
-    assert!(
-        missing
-            .unwrap_err()
-            .to_string()
-            .contains("/nonexistent/libcuda.so")
-    );
+    let error = missing.unwrap_err().to_string();
+    assert!(error.contains("/nonexistent/libcuda.so"));
     let device = Device::open_with(&library(), 7);
     let allowed = "device: 7 is not allowed; allowed: 0 to 1, the CUDA devices of this machine";
     assert_eq!(device.unwrap_err().to_string(), allowed);
