@@ -4,7 +4,7 @@
 //!
 //! *The breaker.* Where several answers in a row have not come, nothing is asked for some time: a
 //! broken tier is a miss, at once. Then one question goes through; if it is answered the breaker
-//! closes, and if not it stays open for twice as long, up to a minute.
+//! closes, and if not it stays open for twice as long, up to five seconds.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,9 +30,10 @@ use crate::ghosts::Ghosts;
 /// Questions in a row without an answer that open the breaker.
 const FAILURES: u32 = 3;
 
-/// Time for which the breaker is open at first, and at most.
+/// Time for which the breaker is open at first, and at most: a tier that answers again is of use
+/// within seconds, however long it was silent.
 const OPEN_FIRST: Duration = Duration::from_millis(500);
-const OPEN_MOST: Duration = Duration::from_secs(60);
+const OPEN_MOST: Duration = Duration::from_secs(5);
 
 /// Steps of calls whose blocks are pinned or reserved at a time: for callers who end that when they
 /// like, for gets and puts of clients, for promotions, and for write-back to the next tier. Calls
@@ -562,5 +563,20 @@ mod tests {
         breaker.heard(true);
         assert!(breaker.lets_through() && breaker.lets_through());
         assert_eq!(breaker.opened.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_tier_is_asked_again_within_seconds_however_long_it_was_silent() {
+        let breaker = Breaker::new("Test");
+        (0..FAILURES).for_each(|_| breaker.heard(false));
+        for _ in 0..100 {
+            let over = clock::now().checked_sub(Duration::from_millis(1));
+            breaker.state.lock().open_until = over;
+            assert!(breaker.lets_through());
+            breaker.heard(false);
+        }
+        let pause = breaker.state.lock().open_for;
+        assert_eq!(pause, OPEN_MOST);
+        assert!(pause < Duration::from_secs(10), "{pause:?}");
     }
 }

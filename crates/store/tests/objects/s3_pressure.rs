@@ -8,6 +8,7 @@ use crate::common::{PATIENCE, block, eventually, get, has, key, keys, namespace,
 use hyper::Method;
 use kvdepot_store::{BlockBuffers, Config, Depot, Outcome};
 use kvdepot_testkit::child::{self, Child};
+use kvdepot_testkit::few_rounds;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use serde_json::json;
 
@@ -235,6 +236,43 @@ fn a_store_that_is_silent_for_long_costs_no_other_tier_and_serves_again_once_it_
     let ns = namespace(&depot);
     eventually("what was acknowledged", || {
         has(&ns, &all, LEN) && has(&ns, &near, LEN) && has(&ns, &[5000], LEN)
+    });
+    depot.close();
+}
+
+#[test]
+fn a_store_that_is_silent_for_minutes_serves_again_once_it_answers() {
+    // With the pauses between them, some five minutes in `make test-all`.
+    let silent = few_rounds(5, 3);
+    let server = Server::start_impatient();
+    let settings = json!({"timeout": "1s", "lookup_timeout": "1s"});
+    let depot = server.open_with("Cache|S3", &settings);
+    let ns = namespace(&depot);
+    let near = [0, 1, 2];
+    eventually("the first blocks", || put(&ns, &near, LEN) == [true; 3]);
+    let unheard = || depot.stats().tiers[1].timeouts;
+    let before = unheard();
+    server.trouble(None, "", usize::MAX, Trouble::Silence);
+    let mut number = 100;
+    for count in 1..=silent {
+        // However many there were: the pauses do not grow to a minute.
+        eventually("another question in vain", || {
+            number += 1;
+            assert!(has(&ns, &near, LEN), "what is near stays");
+            put(&ns, &[number], LEN);
+            unheard() >= before + count
+        });
+    }
+    server.calm();
+    let all: Vec<u64> = (1_000_000..1_000_010).collect();
+    eventually("all of a call", || {
+        put(&ns, &all, LEN) == [true; 10] && has(&ns, &all, LEN)
+    });
+    depot.close();
+    let depot = server.open_with("S3", &settings);
+    let ns = namespace(&depot);
+    eventually("what was acknowledged", || {
+        has(&ns, &all, LEN) && has(&ns, &near, LEN)
     });
     depot.close();
 }
