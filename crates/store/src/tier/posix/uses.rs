@@ -14,6 +14,9 @@ use parking_lot::Mutex;
 const KEPT: usize = 1 << 17;
 const USES: usize = 1 << 14;
 
+/// Names that a call notes at a time: others have their turn between them.
+const NAMES_TURN: usize = 256;
+
 /// Times by numbers, of which the oldest go.
 struct Times {
     most: usize,
@@ -81,18 +84,28 @@ impl Uses {
         self.of(began, now) & !(UNIT - 1)
     }
 
-    /// Notes that blocks with these stamps are used, at the times that are returned. Eviction sees
-    /// all of these uses or none: a head that was not noted yet would be evicted before its tail.
-    pub(super) fn note(&self, used: impl Iterator<Item = (Identity, u64)>, now: i64) -> Vec<i64> {
-        let used: Vec<(u64, i64)> = used
-            .map(|(name, stamp)| (self.secret.hash_one(name), self.of(stamp, now)))
-            .collect();
-        let mut blocks = self.blocks.lock();
-        let noted = used.into_iter().map(|(number, time)| {
-            blocks.set(number, time);
-            time
-        });
-        noted.collect()
+    /// Notes that blocks with these stamps are used, at the times that are returned. They are in
+    /// prefix order, and others have their turn between some of them: until a prompt's tail is
+    /// noted it is older than its head, and eviction takes it first.
+    pub(super) fn note(
+        &self,
+        mut used: impl Iterator<Item = (Identity, u64)>,
+        now: i64,
+    ) -> Vec<i64> {
+        let mut noted = Vec::with_capacity(used.size_hint().0);
+        loop {
+            let some = used.by_ref().take(NAMES_TURN);
+            let some = some.map(|(name, stamp)| (self.secret.hash_one(name), self.of(stamp, now)));
+            let some: Vec<(u64, i64)> = some.collect();
+            if some.is_empty() {
+                return noted;
+            }
+            let mut blocks = self.blocks.lock();
+            for (number, time) in some {
+                blocks.set(number, time);
+                noted.push(time);
+            }
+        }
     }
 
     /// When a block was used last, as far as it is known here.
@@ -153,5 +166,27 @@ mod tests {
         };
         let new = uses.of(behind.of(0), later);
         assert!(uses.of(asked.of(0), later) > new);
+    }
+
+    #[test]
+    fn a_call_lets_others_have_their_turn_between_its_blocks() {
+        let (uses, stamps) = (Uses::new(), kvdepot_arena::Uses::default());
+        let (call, now) = (stamps.call(0), 1_700_000_000_000_000_000);
+        let name = |number: usize| {
+            let mut key = [0; 32];
+            key[..8].copy_from_slice(&(number as u64).to_le_bytes());
+            Identity {
+                namespace: NamespaceId([1; 16]),
+                key: Key(key),
+            }
+        };
+        let used = (0..3 * NAMES_TURN).map(|at| {
+            let is_noted = at < NAMES_TURN || uses.last(&name(0)).is_some();
+            assert!(is_noted, "all are noted at once");
+            (name(at), call.of(at))
+        });
+        let times = uses.note(used, now);
+        assert!(times.is_sorted_by(|a, b| a > b));
+        assert_eq!(uses.last(&name(700)), Some(times[700]));
     }
 }
