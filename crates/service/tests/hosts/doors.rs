@@ -183,7 +183,7 @@ fn a_home_that_hangs_is_a_miss_in_time_and_one_that_is_back_is_read() {
     let begun = Instant::now();
     let there = load_all(&mover, &pins);
     assert!(
-        begun.elapsed() < Duration::from_secs(5),
+        begun.elapsed() < Duration::from_secs(60),
         "{:?}",
         begun.elapsed()
     );

@@ -151,7 +151,7 @@ fn peers_that_say_nothing_hold_nobody_up() {
     let client = kvdepot_service::connect(&place.socket(), Some(1)).unwrap();
     assert_eq!(put(&namespace(&client), &[1], 100), [true]);
     assert!(
-        begun.elapsed() < Duration::from_secs(4),
+        begun.elapsed() < Duration::from_secs(30),
         "{:?}",
         begun.elapsed()
     );

@@ -186,6 +186,13 @@ pub fn put_each(ns: &Namespace, numbers: &[u64], len: usize) -> Vec<bool> {
     outcomes.collect()
 }
 
+/// Puts blocks until all are stored: a tier may wait for less than the machine stands still.
+pub fn stored(ns: &Namespace, numbers: &[u64], len: usize) {
+    eventually("puts that are stored", || {
+        put(ns, numbers, len).iter().all(|stored| *stored)
+    });
+}
+
 /// Gets blocks; panics at wrong bytes.
 pub fn get(ns: &Namespace, numbers: &[u64], len: usize) -> Vec<Outcome> {
     let buffers: Vec<Buffer> = numbers

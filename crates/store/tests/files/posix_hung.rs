@@ -7,7 +7,7 @@ use crate::common::{self, eventually, get, has, key, namespace, put, put_each};
 use crate::fuse;
 use crate::fuse::Mounted;
 use kvdepot_store::{Config, Depot, Namespace, Outcome};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Several reads of the file system, and several writes.
 const LEN: usize = 300_001;
@@ -19,12 +19,25 @@ const CLOSE: Duration = Duration::from_millis(1300);
 const BUSY: Duration = Duration::from_secs(8);
 
 fn open(mounted: &Mounted, pipeline: &str, direct: &str) -> Depot {
-    let mut settings = json!({
-        "lanes": 2, "lookup_timeout": "200ms", "tier_timeout": "500ms", "close_timeout": "300ms",
-        "posix": {
-            "path": mounted.dir.join("posix"), "capacity": "64MiB", "durability": "power",
-            "direct": direct,
-        },
+    open_with(
+        mounted,
+        pipeline,
+        direct,
+        json!({"lookup_timeout": "200ms", "tier_timeout": "500ms", "close_timeout": "300ms"}),
+    )
+}
+
+/// A depot that waits for a slow machine.
+fn open_patient(mounted: &Mounted, direct: &str) -> Depot {
+    let patient = json!({"lookup_timeout": "60s", "tier_timeout": "60s", "close_timeout": "60s"});
+    open_with(mounted, "Posix", direct, patient)
+}
+
+fn open_with(mounted: &Mounted, pipeline: &str, direct: &str, mut settings: Value) -> Depot {
+    settings["lanes"] = json!(2);
+    settings["posix"] = json!({
+        "path": mounted.dir.join("posix"), "capacity": "64MiB", "durability": "power",
+        "direct": direct,
     });
     if pipeline.contains("Cache") {
         settings["cache"] = json!({"capacity": "32MiB"});
@@ -71,7 +84,7 @@ fn in_time<T>(what: &str, limit: Duration, call: impl FnOnce() -> T) -> T {
 /// What is in a depot that opens after all: everything, and nothing is held or counted for ever.
 fn whole(mounted: &Mounted, numbers: &[u64]) {
     mounted.calm();
-    let depot = open(mounted, "Posix", "auto");
+    let depot = open_patient(mounted, "auto");
     let ns = namespace(&depot);
     assert!(has(&ns, numbers, LEN));
     let fresh: Vec<u64> = numbers.iter().map(|number| number + 500_000).collect();
@@ -91,9 +104,21 @@ fn at_rest(depot: &Depot) {
 }
 
 fn reads_hang(mounted: &Mounted, ns: &Namespace, number: u64, what: &str) {
-    let outcome = in_time(what, TIER, || get(ns, &[number], LEN));
+    let outcome = until_one_hangs(mounted, what, || {
+        in_time(what, TIER, || get(ns, &[number], LEN))
+    });
     assert_ne!(outcome, [Outcome::Done], "{what}");
-    assert!(mounted.hanging() > 0, "{what}: nothing hangs");
+}
+
+/// Repeats a call until the file system hangs: where the machine stands still, a call may time out
+/// before it comes to that.
+fn until_one_hangs<T>(mounted: &Mounted, what: &str, mut call: impl FnMut() -> T) -> T {
+    let mut last = None;
+    eventually(what, || {
+        last = Some(call());
+        mounted.hanging() > 0
+    });
+    last.unwrap()
 }
 
 #[test]
@@ -106,7 +131,7 @@ fn a_read_that_hangs_is_a_miss_in_time_and_a_close_ends() {
                 let what = format!("{call}, after {passed}, direct {direct}");
                 next += 10;
                 let numbers = [next, next + 1, next + 2];
-                let depot = open(mounted, "Posix", direct);
+                let depot = open_patient(mounted, direct);
                 assert_eq!(put(&namespace(&depot), &numbers, LEN), [true; 3]);
                 depot.close();
                 let depot = open(mounted, "Posix", direct);
@@ -131,12 +156,13 @@ fn a_write_that_hangs_is_not_stored_and_a_close_ends() {
                 next += 10;
                 let depot = open(mounted, "Posix", direct);
                 let ns = namespace(&depot);
-                assert_eq!(put(&ns, &[next, next + 1], LEN), [true; 2]);
+                common::stored(&ns, &[next, next + 1], LEN);
                 mounted.hang_after(passed, call);
                 let all = [next + 2, next + 3, next + 4];
-                let stored = in_time(&what, 2 * TIER, || put(&ns, &all, LEN));
+                let stored = until_one_hangs(mounted, &what, || {
+                    in_time(&what, 2 * TIER, || put(&ns, &all, LEN))
+                });
                 assert!(stored.contains(&false), "{what}: {stored:?}");
-                assert!(mounted.hanging() > 0, "{what}: nothing hangs");
                 in_time(&what, CLOSE, || depot.close());
                 // What was said to be stored is.
                 let stored = all.iter().zip(stored).filter(|(_, stored)| *stored);
@@ -157,8 +183,8 @@ fn a_block_that_is_removed_while_its_publication_hangs_does_not_come_back() {
             let ns = namespace(&depot);
             for (number, clears) in [(1, false), (2, true)] {
                 mounted.hang("fsync");
-                assert_eq!(put(&ns, &[number], LEN), [false]);
-                assert!(mounted.hanging() > 0, "nothing hangs");
+                let stored = until_one_hangs(mounted, "a put", || put(&ns, &[number], LEN));
+                assert_eq!(stored, [false]);
                 let removed = match clears {
                     true => ns.clear(),
                     false => ns.remove(&[key(number)]),
@@ -182,9 +208,7 @@ fn other_tiers_go_on_and_the_tier_too_once_it_answers() {
             let ns = namespace(&depot);
             let near: Vec<u64> = (0..20).collect();
             // A new directory is full until it was looked at, and what takes longer is refused.
-            eventually("puts that are stored", || {
-                put_each(&ns, &near, LEN).iter().all(|stored| *stored)
-            });
+            common::stored(&ns, &near, LEN);
             mounted.hang(ALL);
             // Once it is left alone, nobody waits for it at all.
             for number in 1000..1004 {

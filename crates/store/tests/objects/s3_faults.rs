@@ -223,7 +223,7 @@ fn an_object_that_is_not_what_its_name_says_is_a_miss_and_goes() {
     let server = Server::start_impatient();
     let depot = server.open();
     let ns = namespace(&depot);
-    assert_eq!(put(&ns, &[1, 2], LEN), [true; 2]);
+    common::stored(&ns, &[1, 2], LEN);
     assert_eq!(put(&namespace_of(&depot, "other"), &[1], LEN), [true]);
     depot.close();
     // Those of block 1 in both namespaces, and block 2.
@@ -272,7 +272,7 @@ fn a_pinned_block_that_is_replaced_is_a_miss() {
     let server = Server::start_impatient();
     let depot = server.open();
     let ns = namespace(&depot);
-    assert_eq!(put(&ns, &[1], LEN), [true]);
+    common::stored(&ns, &[1], LEN);
     let other = server.open();
     let theirs = namespace(&other);
     // Both know the version, and one of them writes another.
@@ -292,7 +292,7 @@ fn a_store_that_never_answers_delays_no_close() {
     let server = Server::start_impatient();
     let depot = server.open();
     let ns = namespace(&depot);
-    assert_eq!(put(&ns, &[1], LEN), [true]);
+    common::stored(&ns, &[1], LEN);
     server.trouble(None, "", ALWAYS, Trouble::Silence);
     assert_ne!(get(&ns, &[1], LEN), [Outcome::Done]);
     let begun = Instant::now();
@@ -310,7 +310,7 @@ fn credentials_that_expire_are_misses_until_they_are_renewed() {
     let good = fs::read(server.credentials()).unwrap();
     let depot = server.open();
     let ns = namespace(&depot);
-    assert_eq!(put(&ns, &[1], LEN), [true]);
+    common::stored(&ns, &[1], LEN);
     fs::write(
         server.credentials(),
         "aws_access_key_id = me\naws_secret_access_key = an old one\n",
@@ -330,7 +330,7 @@ fn a_bucket_that_is_gone_is_empty_and_takes_nothing() {
     let server = Server::start_impatient();
     let depot = server.open();
     let ns = namespace(&depot);
-    assert_eq!(put(&ns, &[1], LEN), [true]);
+    common::stored(&ns, &[1], LEN);
     server.trouble(None, "", ALWAYS, Trouble::Answer(404, "NoSuchBucket"));
     assert_ne!(get(&ns, &[1], LEN), [Outcome::Done]);
     assert_eq!(put(&ns, &[2], LEN), [false]);
@@ -396,7 +396,7 @@ fn what_is_announced_is_not_used_before_the_others_were_looked_at() {
     let server = Server::start_impatient();
     let depot = server.open_with("S3", &json!({"capacity": "1MiB"}));
     let ns = namespace(&depot);
-    assert_eq!(put(&ns, &[0], LEN), [true]);
+    common::stored(&ns, &[0], LEN);
     // Somebody else collects from now on, and makes no room.
     let lease = server.path().join("bucket/kv/test/usage/lease");
     eventually("the end of the first count", || !lease.exists());
@@ -516,7 +516,7 @@ fn a_clock_that_was_set_stops_no_collection() {
     let settings = json!({"capacity": "2MiB"});
     let depot = server.open_with("S3", &settings);
     let ns = namespace(&depot);
-    assert_eq!(put(&ns, &[1], LEN), [true]);
+    common::stored(&ns, &[1], LEN);
     depot.close();
     // A process that collected was killed when the store's clock was a day ahead.
     let usage = server.path().join("bucket/kv/test/usage");
@@ -579,7 +579,7 @@ fn a_put_without_room_waits_a_second() {
     let settings = json!({"capacity": "1MiB", "timeout": "10s"});
     let depot = server.open_with("S3", &settings);
     let ns = namespace(&depot);
-    assert_eq!(put(&ns, &[0], LEN), [true]);
+    common::stored(&ns, &[0], LEN);
     // Somebody else collects from now on, and makes no room.
     let lease = server.path().join("bucket/kv/test/usage/lease");
     eventually("the end of the first count", || !lease.exists());
@@ -615,7 +615,7 @@ fn a_long_lookup_does_not_delay_who_gets() {
     let server = Server::start_impatient();
     let depot = server.open_with("S3", &json!({"requests": 8}));
     let ns = namespace(&depot);
-    assert_eq!(put(&ns, &[1], LEN), [true]);
+    common::stored(&ns, &[1], LEN);
     let slow = Trouble::Slow(Duration::from_millis(50));
     server.trouble(Some(Method::HEAD), "/blocks/", ALWAYS, slow);
     let looking = {

@@ -5,7 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use crate::bucket::{LEN, Server, Trouble};
-use crate::common::{eventually, key, keys, namespace, put};
+use crate::common::{self, eventually, key, keys, namespace, put};
 use hyper::Method;
 use serde_json::json;
 
@@ -122,7 +122,7 @@ fn what_a_lookup_has_found_by_its_limit_is_found() {
     let depot = server.open();
     let ns = namespace(&depot);
     for group in &groups {
-        assert_eq!(put(&ns, group, 100), [true; 10]);
+        common::stored(&ns, group, 100);
         // One of them is not answered.
         let silent = key(group[7]).to_string().leak();
         server.trouble(None, silent, usize::MAX, Trouble::Silence);

@@ -335,7 +335,7 @@ fn calls_after_the_death_of_a_peer_fail_fast_and_do_not_spin() {
                 for status in task.statuses() {
                     assert_eq!(status, Status::Failed(Fault::Lost));
                 }
-                assert!(begun.elapsed() < Duration::from_secs(4));
+                assert!(begun.elapsed() < Duration::from_secs(20));
             }
             assert!(one.open(peer.address, NAME).is_err() && one.ping(peer.address).is_err());
             std::thread::sleep(ms(700));

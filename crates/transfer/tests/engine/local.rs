@@ -206,7 +206,7 @@ fn what_is_wanted_back_is_let_go_of_also_under_load() {
             std::thread::sleep(Duration::from_millis(100));
             let begun = Instant::now();
             other.tell("withdraw");
-            assert!(begun.elapsed() < Duration::from_secs(5), "{name}");
+            assert!(begun.elapsed() < Duration::from_secs(60), "{name}");
             std::thread::sleep(Duration::from_millis(50));
             stop.store(true, std::sync::atomic::Ordering::Relaxed);
             let faults = load.join().unwrap();
@@ -220,7 +220,13 @@ fn what_is_wanted_back_is_let_go_of_also_under_load() {
 fn a_process_that_is_killed_is_lost_and_not_more() {
     for name in ["mapped", "process"] {
         let other = Other::start();
-        let engine = Engine::start(Config::default()).unwrap();
+        // What would be waited for.
+        let timeout = Duration::from_secs(60);
+        let engine = Engine::start(Config {
+            timeout,
+            ..Config::default()
+        })
+        .unwrap();
         let local = Buffer::from_vec(vec![0; LEN]);
         let at = local.addr() as u64;
         let _registered = engine.register(std::slice::from_ref(&local)).unwrap();
@@ -239,7 +245,7 @@ fn a_process_that_is_killed_is_lost_and_not_more() {
                 .all(|one| *one == Status::Failed(Fault::Lost)),
             "{name}"
         );
-        assert!(begun.elapsed() < Duration::from_secs(4));
+        assert!(begun.elapsed() < timeout / 2);
     }
 }
 

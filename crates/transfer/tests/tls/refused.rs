@@ -146,7 +146,7 @@ fn who_says_nothing_is_not_waited_for() {
     let begun = Instant::now();
     assert!(one.ping(silent.local_addr().unwrap()).is_err());
     one.close();
-    assert!(begun.elapsed() < 4 * timeout, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < 40 * timeout, "{:?}", begun.elapsed());
 
     let other = engine_of(soon);
     let mut stream = TcpStream::connect(other.address().unwrap()).unwrap();
@@ -157,7 +157,7 @@ fn who_says_nothing_is_not_waited_for() {
     stream.write_all(&[22, 3, 1, 2, 0, 1]).unwrap();
     let begun = Instant::now();
     while stream.read(&mut [0; 64]).is_ok_and(|got| got > 0) {}
-    assert!(begun.elapsed() < 4 * timeout, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < 40 * timeout, "{:?}", begun.elapsed());
     until("it is counted", || other.stats().refused_greetings == 1);
     until("it has ended", || other.stats().connections == 0);
 }
