@@ -6,9 +6,13 @@
 
 mod common;
 
+use std::path::Path;
+use std::time::Duration;
+
 use common::several::several;
-use common::{PATIENCE, Place, assert_at_rest, block, keys, namespace, put};
-use kvdepot_store::{BlockBuffers, Buffer, Depot, DrainTo, Namespace, Outcome, work};
+use common::{PATIENCE, Place, assert_at_rest, block, eventually, keys, namespace, put};
+use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, DrainTo, Namespace, Outcome, work};
+use kvdepot_testkit::few_rounds;
 use parking_lot::Mutex;
 use serde_json::json;
 
@@ -19,12 +23,51 @@ static ALONE: Mutex<()> = Mutex::new(());
 const FEWEST: u64 = 1000;
 const LEN: usize = 64;
 
+/// Keys of the largest call: 256,000 in `make test-all`.
+fn most_keys() -> u64 {
+    few_rounds(16_000, 12_800)
+}
+
 /// The work of all threads for `call`, and for what follows it in the background.
 fn work_of<R>(depot: &Depot, call: impl FnOnce() -> R) -> (u64, R) {
     let before = work().all;
     let answer = call();
-    assert!(depot.drain(PATIENCE));
+    assert!(depot.drain(Duration::MAX));
     (work().all - before, answer)
+}
+
+/// The work of calls of each kind, by their numbers of keys.
+#[derive(Default)]
+struct Counted(Vec<(&'static str, Vec<(u64, u64)>)>);
+
+impl Counted {
+    /// Each key that is handed over is a unit of work, too.
+    fn note(&mut self, what: &'static str, keys: u64, work: u64) {
+        let call = (keys, keys + work);
+        match self.0.iter_mut().find(|(one, _)| *one == what) {
+            Some((_, calls)) => calls.push(call),
+            None => self.0.push((what, vec![call])),
+        }
+    }
+
+    fn assert_linear(&self, name: &str) {
+        for (what, calls) in &self.0 {
+            assert_linear(&format!("{name}: {what}"), calls);
+        }
+    }
+
+    /// The same from the smallest to the largest call: what follows a call in other threads is cut
+    /// into batches by chance.
+    fn assert_linear_in_all(&self, name: &str) {
+        for (what, calls) in &self.0 {
+            let doublings = calls.len() as i32 - 1;
+            let (first, last) = (calls[0].1 as f64, calls[calls.len() - 1].1 as f64);
+            assert!(
+                last <= 2.2_f64.powi(doublings) * first,
+                "{name}: {what}: {calls:?}"
+            );
+        }
+    }
 }
 
 /// That the work of a call at most doubles, and a tenth, each time that its keys do.
@@ -53,24 +96,34 @@ fn buffers(count: u64) -> BlockBuffers {
 fn store(ns: &Namespace, numbers: std::ops::Range<u64>) -> usize {
     let count = numbers.end - numbers.start;
     let task = ns.put(keys(numbers), buffers(count)).unwrap();
-    let stored = task.wait(Some(PATIENCE)).unwrap();
+    let stored = task.wait(None).unwrap();
     stored.into_iter().filter(|stored| *stored).count()
+}
+
+/// Loads all of these blocks; whether they came.
+fn load(ns: &Namespace, numbers: std::ops::Range<u64>) -> bool {
+    let into = numbers.clone().map(|_| Buffer::from_vec(vec![0; LEN]));
+    let buffers = BlockBuffers::whole(into);
+    let task = ns.get(keys(numbers), buffers).unwrap();
+    task.wait(None).unwrap();
+    task.outcomes().iter().all(|one| *one == Outcome::Done)
 }
 
 #[test]
 fn the_work_of_a_call_grows_with_its_keys_alone() {
-    const MOST: u64 = 16_000;
+    let most = most_keys();
     let _alone = ALONE.lock();
+    let (room, records) = (format!("{}KiB", 10 * most), most * 5 / 2);
     let memory = |pipeline| {
-        let place = Place::new(pipeline, "160MiB", "160MiB");
+        let place = Place::new(pipeline, &room, &room);
         match pipeline {
             "Cache" => place,
-            _ => place.with("dax", "records", 40_000),
+            _ => place.with("dax", "records", records),
         }
     };
-    let pair = several(&["a", "b"], "160MiB");
-    let device = |name: &str| json!({"path": pair.dir().join(name), "capacity": "160MiB"});
-    let section = json!({"devices": [device("a"), device("b")], "records": 40_000});
+    let pair = several(&["a", "b"], &room);
+    let device = |name: &str| json!({"path": pair.dir().join(name), "capacity": room});
+    let section = json!({"devices": [device("a"), device("b")], "records": records});
     let pair = pair.with_section("dax", section);
     for (name, place) in [
         ("Cache", memory("Cache")),
@@ -81,14 +134,11 @@ fn the_work_of_a_call_grows_with_its_keys_alone() {
         let depot = place.open();
         let ns = namespace(&depot);
         // Tables have grown by then.
-        assert_eq!(store(&ns, 0..MOST), MOST as usize);
-        assert_eq!(ns.remove(&keys(0..MOST)).unwrap(), MOST as usize);
-        let mut found: Vec<(&str, Vec<(u64, u64)>)> = Vec::new();
-        let mut note = |what, count, work| match found.iter_mut().find(|(one, _)| *one == what) {
-            Some((_, calls)) => calls.push((count, work)),
-            None => found.push((what, vec![(count, work)])),
-        };
-        for count in sizes(MOST) {
+        assert_eq!(store(&ns, 0..most), most as usize);
+        assert_eq!(ns.remove(&keys(0..most)).unwrap(), most as usize);
+        let mut counted = Counted::default();
+        let mut note = |what, count, work| counted.note(what, count, work);
+        for count in sizes(most) {
             let numbers = 0..count;
             let all = keys(numbers.clone());
             let wanted: Vec<_> = all.iter().map(|key| (*key, vec![LEN as u64])).collect();
@@ -102,13 +152,7 @@ fn the_work_of_a_call_grows_with_its_keys_alone() {
             note("put", count, work);
             let again = work_of(&depot, || store(&ns, numbers.clone())).0;
             note("put again", count, again);
-            let get = || {
-                let into = (0..count).map(|_| Buffer::from_vec(vec![0; LEN]));
-                let task = ns.get(all.clone(), BlockBuffers::whole(into)).unwrap();
-                task.wait(Some(PATIENCE)).unwrap();
-                task.outcomes().iter().all(|one| *one == Outcome::Done)
-            };
-            let (work, all_came) = work_of(&depot, get);
+            let (work, all_came) = work_of(&depot, || load(&ns, numbers.clone()));
             assert!(all_came, "{name}");
             note("get", count, work);
             let pin = || ns.unpin(&common::pin_all(&ns, 0..count), true);
@@ -124,10 +168,77 @@ fn the_work_of_a_call_grows_with_its_keys_alone() {
             let (work, _) = work_of(&depot, || ns.contains(&all).unwrap());
             note("contains none", count, work);
         }
-        for (what, calls) in &found {
-            assert_linear(&format!("{name}: {what}"), calls);
-        }
+        counted.assert_linear(name);
         assert_at_rest(&depot);
+    }
+}
+
+/// A depot of files with space for so many blocks, in a new directory.
+fn files(pipeline: &str, dir: &Path, blocks: u64) -> Depot {
+    let mut settings = json!({
+        // What goes on behind a call is waited for, and promotions are not.
+        "lanes": 2, "socket": "off", "promote": false,
+        // A page for the header of each, and a part of the directory is kept free.
+        "posix": {
+            "path": dir.join("posix"), "capacity": format!("{}KiB", 16 * blocks + 16_384),
+            "timeout": "60s", "lookup_timeout": "60s",
+        },
+    });
+    if pipeline.contains("Cache") {
+        // None of them goes round it.
+        let room = format!("{}KiB", 10 * blocks);
+        settings["cache"] = json!({"capacity": room});
+        settings["write_back_depth"] = json!(room);
+    }
+    Depot::open(&Config::new(pipeline, &settings).unwrap()).unwrap()
+}
+
+#[test]
+fn the_work_of_a_call_over_files_grows_with_its_keys_alone() {
+    let _alone = ALONE.lock();
+    for pipeline in ["Posix", "Cache|Posix"] {
+        let mut counted = Counted::default();
+        for count in sizes(few_rounds(8_000, 12_800)) {
+            let dir = tempfile::tempdir().unwrap();
+            // What a process has just written or missed it does not look for.
+            let open = || {
+                let depot = files(pipeline, dir.path(), count);
+                let ns = namespace(&depot);
+                (depot, ns)
+            };
+            let all = keys(0..count);
+            let (depot, ns) = open();
+            eventually("the first count", || {
+                store(&ns, 1 << 40..(1 << 40) + 1) == 1
+            });
+            let (work, stored) = work_of(&depot, || store(&ns, 0..count));
+            assert_eq!(stored, count as usize, "{pipeline}");
+            counted.note("put", count, work);
+            let (work, again) = work_of(&depot, || store(&ns, 0..count));
+            assert_eq!(again, count as usize, "{pipeline}");
+            counted.note("put again", count, work);
+            let (work, all_came) = work_of(&depot, || load(&ns, 0..count));
+            assert!(all_came, "{pipeline}");
+            counted.note("get", count, work);
+            depot.close();
+            let (depot, ns) = open();
+            let (work, there) = work_of(&depot, || ns.contains(&all).unwrap());
+            assert!(!there.contains(&false), "{pipeline}");
+            counted.note("contains", count, work);
+            let (work, all_came) = work_of(&depot, || load(&ns, 0..count));
+            assert!(all_came, "{pipeline}");
+            counted.note("get of files", count, work);
+            let (work, gone) = work_of(&depot, || ns.remove(&all).unwrap());
+            assert_eq!(gone, count as usize, "{pipeline}");
+            counted.note("remove", count, work);
+            depot.close();
+            let (depot, ns) = open();
+            let (work, there) = work_of(&depot, || ns.contains(&all).unwrap());
+            assert!(!there.contains(&true), "{pipeline}");
+            counted.note("contains none", count, work);
+            depot.close();
+        }
+        counted.assert_linear_in_all(pipeline);
     }
 }
 

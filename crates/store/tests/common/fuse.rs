@@ -115,6 +115,11 @@ impl Mounted {
     pub(crate) fn hanging(&self) -> usize {
         self.tell("hanging").parse().unwrap()
     }
+
+    /// How many calls there were so far, but for those that the kernel does not wait for.
+    pub(crate) fn calls(&self) -> u64 {
+        self.tell("calls").parse().unwrap()
+    }
 }
 
 impl Drop for Mounted {
@@ -214,6 +219,8 @@ struct State {
     faults: HashMap<String, (i32, usize)>,
     /// Requests without an answer.
     held: Vec<Vec<u8>>,
+    /// Requests that somebody waits for.
+    calls: u64,
     /// Whose all files are.
     owner: u32,
 }
@@ -269,6 +276,7 @@ impl Server {
         if matches!(name, "forget" | "forgets") || request.u32(4) == 36 {
             return;
         }
+        state.calls += 1;
         let answer = state.work(name, &request);
         drop(state);
         self.answer(&request, answer);
@@ -297,8 +305,10 @@ impl Server {
             let mut held = Vec::new();
             {
                 let mut state = self.state.lock().unwrap();
+                let mut calls = None;
                 match words[0] {
                     "hanging" => {}
+                    "calls" => calls = Some(state.calls),
                     "owner" => state.owner = words[1].parse().unwrap(),
                     "calm" => {
                         state.faults.clear();
@@ -312,7 +322,8 @@ impl Server {
                         }
                     }
                 }
-                writeln!(stream, "{}", state.held.len()).unwrap();
+                let hanging = state.held.len() as u64;
+                writeln!(stream, "{}", calls.unwrap_or(hanging)).unwrap();
             }
             held.iter().for_each(|request| self.take(request));
         }
@@ -360,6 +371,7 @@ impl State {
             next: ROOT,
             faults: HashMap::new(),
             held: Vec::new(),
+            calls: 0,
             owner: 0,
         };
         state.add(Kind::Folder(BTreeMap::new()), 0o40777);

@@ -18,5 +18,6 @@ mod posix_bounds;
 mod posix_disks;
 mod posix_faults;
 mod posix_hung;
+mod posix_linear;
 mod posix_outside;
 mod posix_waiting;

@@ -13,6 +13,11 @@ use serde_json::json;
 
 /// A depot that authenticates the blocks of a tenant.
 fn salted(pipeline: &str, at: &Path) -> (Depot, Namespace) {
+    salted_beside(pipeline, at, at)
+}
+
+/// The same, with its arena in another directory, if it has one.
+fn salted_beside(pipeline: &str, at: &Path, other: &Path) -> (Depot, Namespace) {
     // Elsewhere: what is mounted here knows no modes.
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("keys");
@@ -21,10 +26,13 @@ fn salted(pipeline: &str, at: &Path) -> (Depot, Namespace) {
     let mut settings = json!({
         "lanes": 2, "close_timeout": "10s", "socket": "off", "mac_key_file": file,
         "cache": {"capacity": "4MiB"},
+        "dax": {"path": other.join("arena"), "capacity": "4MiB"},
         "posix": {"path": at.join("posix"), "capacity": "64MiB", "durability": "power"},
     });
-    if !pipeline.contains("Cache") {
-        settings.as_object_mut().unwrap().remove("cache");
+    for (tier, section) in [("Cache", "cache"), ("Dax", "dax")] {
+        if !pipeline.contains(tier) {
+            settings.as_object_mut().unwrap().remove(section);
+        }
     }
     let depot = Depot::open(&Config::new(pipeline, &settings).unwrap()).unwrap();
     let spec = NamespaceSpec {
@@ -78,6 +86,89 @@ fn a_salted_namespace_loses_nothing_to_a_medium_that_fails() {
                 at_rest(&depot);
                 depot.close();
             }
+        }
+    });
+}
+
+#[test]
+fn what_an_arena_has_acknowledged_outlives_files_behind_it_that_fail() {
+    let test = "posix_outside::what_an_arena_has_acknowledged_outlives_files_behind_it_that_fail";
+    fuse::over(test, |mounted| {
+        let at = &mounted.dir;
+        let mut next = 0;
+        for (calls, errno, passed) in [
+            ("write", libc::EIO, 0),
+            ("write", libc::ENOSPC, 1),
+            ("fsync", libc::EIO, 0),
+            ("fallocate create", libc::ENOSPC, 0),
+            ("lookup open read write create rename fsync", libc::EIO, 0),
+        ] {
+            let what = format!("{calls}: {errno}, after {passed}");
+            next += 100;
+            let all: Vec<u64> = (next..next + 6).collect();
+            let arena = tempfile::tempdir().unwrap();
+            let (depot, ns) = salted_beside("Dax|Posix", at, arena.path());
+            mounted.fail_after(passed, calls, errno);
+            // One after the other, so that each of them meets the fault.
+            for number in &all {
+                assert_eq!(put(&ns, &[*number], LEN), [true], "{what}: {number}");
+            }
+            assert!(depot.drain(PATIENCE), "{what}");
+            assert!(common::has(&ns, &all, LEN), "{what}");
+            at_rest(&depot);
+            depot.close();
+            mounted.calm();
+            let (depot, ns) = salted_beside("Dax|Posix", at, arena.path());
+            assert!(common::has(&ns, &all, LEN), "{what}, opened again");
+            at_rest(&depot);
+            depot.close();
+            // The files take blocks again, too.
+            let (depot, ns) = salted("Posix", at);
+            let new: Vec<u64> = (next + 10..next + 14).collect();
+            eventually("a put that is stored", || put(&ns, &new, LEN) == [true; 4]);
+            assert!(common::has(&ns, &new, LEN), "{what}, in files");
+            at_rest(&depot);
+            depot.close();
+        }
+    });
+}
+
+#[test]
+fn files_that_somebody_removes_while_they_come_near_come_whole_or_not_at_all() {
+    let test = concat!(
+        "posix_outside::",
+        "files_that_somebody_removes_while_they_come_near_come_whole_or_not_at_all"
+    );
+    fuse::over(test, |mounted| {
+        let at = &mounted.dir;
+        let all: Vec<u64> = (0..8).collect();
+        // Of each file, its header is read first.
+        for passed in [0, 3, 8] {
+            let patience = || json!({"timeout": "60s", "lookup_timeout": "60s"});
+            let depot = open_with("Posix", at, patience());
+            let ns = common::namespace(&depot);
+            eventually("a put that is stored", || put(&ns, &all, LEN) == [true; 8]);
+            depot.close();
+            let depot = open_with("Cache|Posix", at, patience());
+            let ns = common::namespace(&depot);
+            mounted.hang_after(passed, "read");
+            let near = ns.prefetch(&keys(0..8)).unwrap();
+            eventually("a read", || mounted.hanging() > 0);
+            for file in files(at) {
+                fs::remove_file(file).unwrap();
+            }
+            mounted.calm();
+            let came = near.wait(Some(PATIENCE)).unwrap();
+            // Wrong bytes panic there.
+            let got = get(&ns, &all, LEN);
+            for (number, (came, got)) in came.into_iter().zip(got).enumerate() {
+                let what = format!("{number}, after {passed} reads: {got:?}");
+                assert!(!came || got == Outcome::Done, "{what}");
+            }
+            ns.remove(&keys(0..8)).unwrap();
+            at_rest(&depot);
+            depot.close();
+            assert_eq!(files(at).len(), 0);
         }
     });
 }
