@@ -26,11 +26,11 @@ pub(crate) const LONG: f64 = 5.0;
 
 /// Kinds of simulator histories that exercise a crate.
 const SEEDS: [(&str, &[&str]); 6] = [
-    ("arena", &["scheduled"]),
+    ("arena", &["scheduled", "prompts"]),
     ("media", &["scheduled"]),
     ("service", &["served", "processes"]),
     ("session", &["talks"]),
-    ("store", &["scheduled", "tiers", "shared"]),
+    ("store", &["scheduled", "tiers", "shared", "prompts"]),
     ("transfer", &["hosts"]),
 ];
 
