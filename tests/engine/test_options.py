@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,6 +169,37 @@ def test_every_environment_variable_stands_in_one_table() -> None:
     assert sorted(set(envs.environment_variables) - set(both)) == []
     # One that vLLM writes and does not list.
     assert set(both) - set(envs.environment_variables) == {"VLLM_DIST_IDENT"}
+
+
+def test_every_other_variable_that_vllm_reads_was_looked_at() -> None:
+    """Its layers also read variables without its prefix."""
+    read = re.compile(
+        r"""(?:environ(?:\.get|\.setdefault|\.pop)?|getenv)\s*[\[(]\s*["']([A-Za-z_0-9]+)["']"""
+    )
+    found = set()
+    for file in Path(vllm.__file__).parent.rglob("*.py"):
+        found |= set(read.findall(file.read_text(encoding="utf-8")))
+    found -= set(envs.environment_variables)
+    others = {name for name in found if not name.startswith("VLLM_")}
+    counted = {*vllm_options.OTHER_VARIABLES, *vllm_options.MEDIA_VARIABLES}
+    looked_at = {name for names in OTHERS_LOOKED_AT.values() for name in names.split()}
+    assert counted & looked_at == set()
+    assert sorted(others - counted - looked_at) == []
+    # Gone from vLLM, or of the libraries below it.
+    assert sorted(looked_at - others) == []
+
+
+def test_other_variables_count(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = texts(config)
+    for name in vllm_options.OTHER_VARIABLES:
+        monkeypatch.setenv(name, "1")
+        assert texts(config).base != before.base, name
+        monkeypatch.delenv(name)
+    for name in vllm_options.MEDIA_VARIABLES:
+        monkeypatch.setenv(name, "1")
+        assert texts(config).media != before.media, name
+        assert texts(config).base == before.base, name
+        monkeypatch.delenv(name)
 
 
 def test_vllms_own_list_of_variables_agrees() -> None:
@@ -385,6 +418,18 @@ def test_llama_4_scales_its_queries_by_length(config: Any, tmp_path: Path) -> No
     assert lengths[1024] == lengths[32768] != lengths[40000] == lengths[80000]
 
 
+def test_the_length_counts_that_a_model_was_built_with(tmp_path: Path) -> None:
+    """vLLM makes of -1 what fits into its memory, once the model is there."""
+    directory = write_model(tmp_path / "model", max_position_embeddings=1 << 16)
+    found = []
+    for given, fitted in ((-1, 1024), (1 << 16, 1 << 16), (1024, 1024)):
+        model = engine_config(directory, max_model_len=given).model_config
+        model.hf_config.architectures = ["Llama4ForCausalLM"]
+        model.max_model_len = fitted
+        found.append(vllm_options.length_of(model))
+    assert found[0] == found[1] != found[2]
+
+
 def test_what_a_model_writes_into_its_configuration_changes_nothing(config: Any) -> None:
     """Under one executor the scheduler sees it, under the other it does not."""
     hf_config = config.model_config.hf_config
@@ -409,29 +454,80 @@ def test_quantization_of_the_command_line_counts(config: Any) -> None:
         config.model_config.quantization_config = None
 
 
+def test_a_file_of_quantization_counts(config: Any, tmp_path: Path) -> None:
+    """Of `--hf-overrides`: the resolved configuration has its path alone."""
+    file = tmp_path / "torchao_config.json"
+    found = [texts(config).base]
+    try:
+        config.model_config.hf_overrides = {"quantization_config_file": str(file)}
+        for content in ("one", "two"):
+            file.write_text(content)
+            found.append(texts(config).base)
+    finally:
+        config.model_config.hf_overrides = {}
+    assert len(set(found)) == 3
+
+
+TOWER = {"enable_tower_connector_lora": True}
+
+
 def test_adapters_options_count_under_adapters_alone(config: Any) -> None:
     from vllm.config import LoRAConfig
 
-    found = []
     before = texts(config)
-    for more in ({}, {"target_modules": ["o_proj"]}, {"max_loras": 4, "max_cpu_loras": 4}):
+
+    def found(**more: Any) -> vllm_options.Options:
         config.lora_config = LoRAConfig(**more)
-        found.append(texts(config))
-    config.lora_config = None
-    assert {one.base for one in found} == {before.base}
-    assert found[0].adapter == found[2].adapter != found[1].adapter
+        now = texts(config)
+        config.lora_config = None
+        assert now.base == before.base
+        return now
+
+    counting = ({"target_modules": ["o_proj"]}, {"lora_dtype": "float16"}, TOWER)
+    assert found(max_loras=4, max_cpu_loras=4).adapter == found().adapter
+    assert len({found().adapter, *(found(**more).adapter for more in counting)}) == 4
 
 
 def test_processor_options_count_for_media_alone(config: Any) -> None:
     from vllm.config import MultiModalConfig
 
     found = []
-    for more in ({}, {"mm_processor_kwargs": {"max_pixels": 100}}, {"mm_processor_cache_gb": 1}):
+    for more in (
+        {},
+        {"mm_processor_cache_gb": 1},
+        {"mm_processor_kwargs": {"max_pixels": 100}},
+        {"mm_encoder_attn_dtype": "fp8"},
+        {"video_pruning_rate": 0.5},
+    ):
         config.model_config.multimodal_config = MultiModalConfig(**more)
         found.append(texts(config))
     config.model_config.multimodal_config = None
     assert len({one.base for one in found}) == 1
-    assert found[0].media == found[2].media != found[1].media
+    assert found[0].media == found[1].media
+    assert len({one.media for one in found}) == 4
+
+
+def test_a_gpus_capability_counts_under_quantized_weights(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels of FP8 round activations where the GPU can multiply FP8, and nowhere else."""
+    import torch
+    from kvdepot.vllm import namespace as vllm_namespace
+    from vllm.platforms.interface import DeviceCapability
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec
+
+    spec = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=16, dtype=torch.float32)
+    group = KVCacheGroupSpec(["layer.0"], spec)
+    found: dict[str | None, set[str]] = {None: set(), "fp8": set()}
+    for major in (8, 9):
+        platform = SimpleNamespace(
+            get_device_capability=lambda major=major: DeviceCapability(major, 0)
+        )
+        monkeypatch.setattr(vllm_namespace, "current_platform", platform)
+        for quantization, layouts in found.items():
+            monkeypatch.setattr(config.model_config, "quantization", quantization)
+            layouts.add(vllm_namespace.layout_of_group(config, group, {}, "cuda"))
+    assert [len(layouts) for layouts in found.values()] == [1, 2]
 
 
 def test_other_packages_that_patch_models_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,6 +543,51 @@ def test_other_packages_that_patch_models_count(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("VLLM_PLUGINS", "others")
     assert vllm_options.plugins() == []
 
+
+# Variables without vLLM's prefix that its sources read, and why they change no keys and values.
+OTHERS_LOOKED_AT = {
+    "written by vLLM itself": """
+        AITER_BF16_FP8_MOE_BOUND CUBLAS_WORKSPACE_CONFIG CUBLASLT_WORKSPACE_SIZE
+        HIP_ONLINE_TUNING NCCL_LAUNCH_MODE PYTORCH_NVML_BASED_CUDA_CHECK
+        TILELANG_CLEANUP_TEMP_FILES TORCHINDUCTOR_COMPILE_THREADS
+        TORCHINDUCTOR_CPP_DYNAMIC_THREADS TRITON_CACHE_AUTOTUNING
+    """,
+    "which kernel adds the same numbers, and how it is compiled": """
+        FLASH_ATTENTION_TRITON_AMD_ENABLE FLA_CI_ENV FLA_COMPILER_MODE FLA_USE_CUDA_GRAPH
+        FLA_USE_TMA FORCE_NUM_KV_SPLITS GDN_RECOMPUTE_SUPPRESS_LEVEL NUMEXPR_MAX_THREADS
+        OMP_NUM_THREADS TORCH_COMPILE_DISABLE XPU_USE_TRITON_KERNEL
+    """,
+    "devices, ranks and the network": """
+        CCL_ATL_TRANSPORT CUDA_DEVICE_ORDER EP_DISABLE_GIN GPU_PINNED_MIN_XFER_SIZE
+        HIP_VISIBLE_DEVICES JAX_PLATFORMS LOCAL_WORLD_SIZE MORI_SHMEM_HEAP_SIZE
+        NCCL_ASYNC_ERROR_HANDLING NCCL_GRAPH_REGISTER NCCL_MAX_CTAS NCCL_NO_CACHE
+        PYTORCH_CUDA_ALLOC_CONF RANK RAY_ADDRESS RAY_CGRAPH_get_timeout RAY_USAGE_STATS_ENABLED
+        UCX_MEMTYPE_CACHE UCX_RCACHE_MAX_UNRELEASED WORLD_SIZE
+    """,
+    "where files and libraries are": """
+        CONDA_EXE CONDA_PREFIX CRIU_CUDA_PLUGIN_DIR CUDA_MODULE_LOADING CUDA_PATH CUDNN_LIBRARY
+        FLASHINFER_CUBINS_REPOSITORY FLYDSL_RUNTIME_CACHE_DIR LD_PRELOAD OUTLINES_CACHE_DIR
+        PROGRAMFILES ProgramFiles ROCM_HOME ROCM_PATH SYSTEMROOT TORCHINDUCTOR_CACHE_DIR
+        TORCH_CUDA_ARCH_LIST TRITON_CACHE_DIR UV WINDIR XDG_CACHE_HOME XDG_CONFIG_HOME
+    """,
+    "weights behind them have to be named": """
+        AWS_ENDPOINT_URL RUNAI_STREAMER_S3_ENDPOINT
+    """,
+    "other connectors": """
+        LMCACHE_CONFIG_FILE LMCACHE_FORCE_SKIP_SAVE LMCACHE_USE_UPSTREAM_MP MOONCAKE_CONFIG_PATH
+    """,
+    "logs, traces, metrics and answers": """
+        DO_NOT_TRACK LLGUIDANCE_LOG_LEVEL OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
+        PROMETHEUS_MULTIPROC_DIR SAVE_TO_PYTORCH_BENCHMARK_FORMAT TRACEPARENT TRACESTATE
+        TRITON_PRINT_AUTOTUNING traceparent tracestate
+    """,
+    "secrets": """
+        EXA_API_KEY MODELSCOPE_API_TOKEN OPENAI_API_KEY
+    """,
+    "a part of the name of its own": """
+        PYTHONHASHSEED
+    """,
+}
 
 # Counted by vLLM for the code that it compiles.
 LOOKED_AT = """

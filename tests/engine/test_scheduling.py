@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from engine_device import DeviceWorker
 from engine_double import BLOCK, BYTES, OURS, EngineDouble, full, window
 from engine_fleet import NEIGHBOUR
 from engine_harness import ROOT, flip, logged
+from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm import spec as vllm_spec
 
 pytestmark = pytest.mark.integration
@@ -280,6 +282,30 @@ def multi(*children: dict[str, Any], **outer: Any) -> dict[str, Any]:
         "kv_connector_extra_config": {"connectors": list(children)},
         **outer,
     }
+
+
+def test_until_all_weights_are_read_nothing_is_stored_or_looked_up(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, fingerprint = threading.Event(), vllm_namespace.weights
+
+    def weights(config: Any, given: str) -> str:
+        assert given != "full" or read.wait(300)
+        return fingerprint(config, given)
+
+    monkeypatch.setattr(vllm_namespace, "weights", weights)
+    asked, whole = prompt(9, 200), 200 // BLOCK * BLOCK
+    engine = engines.start(KINDS["full"], weights="full")
+    try:
+        assert engine.ask(asked) == [0]
+        assert engines.blocks() == []
+    finally:
+        read.set()
+    engine.run_until(lambda: engine.connector._weights.known)
+    for expected in (0, whole):
+        engine.reset(external=False)
+        assert engine.ask(asked) == [expected]
+    assert engine.faults == []
 
 
 @pytest.mark.parametrize("first", ["neighbour", "kvdepot"])

@@ -105,7 +105,11 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     started: list[EngineDouble] = []
 
     def one(
-        groups: Any, connector: dict[str, str] = OURS, chunks: int = 64, **settings: Any
+        groups: Any,
+        connector: dict[str, str] = OURS,
+        chunks: int = 64,
+        drafter: int | None = None,
+        **settings: Any,
     ) -> EngineDouble:
         while started:
             started.pop().close()
@@ -118,7 +122,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
             "secondary_tiers": [tier | {"posix": place} | settings],
         }
         transfer = connector | {"kv_role": "kv_both", "kv_connector_extra_config": extra}
-        started.append(EngineDouble(tmp_path, groups, transfer))
+        started.append(EngineDouble(tmp_path, groups, transfer, drafter=drafter))
         return started[-1]
 
     yield one
@@ -151,6 +155,19 @@ def test_a_restarted_engine_serves_what_the_last_one_has_stored(
     assert engine.ask(asked) == [0]
     engine = start(groups, connector, **named)
     assert engine.ask(asked) == [200 // BLOCK * BLOCK]
+    assert engine.faults == []
+
+
+@pytest.mark.parametrize("groups", [[full()], [window(4 * BLOCK)]], ids=["full", "window"])
+def test_with_a_drafters_group_all_but_the_last_block_is_served(start: Start, groups: Any) -> None:
+    """As without a tier of vLLM's between."""
+    lengths = [blocks * BLOCK + more for blocks in (7, 12) for more in (0, 1, BLOCK - 1)]
+    asked = [prompt(length, length) for length in lengths]
+    engine = start(groups, drafter=0)
+    assert engine.ask(*asked) == [0] * len(asked)
+    engine = start(groups, drafter=0)
+    found = [engine.ask(one)[0] for one in asked]
+    assert found == [(length // BLOCK - 1) * BLOCK for length in lengths]
     assert engine.faults == []
 
 

@@ -90,7 +90,10 @@ def test_files_of_processors_have_a_fingerprint_of_their_own(tmp_path: Path) -> 
     (one / "preprocessor_config.json").write_text('{"size": 10}')
     between = engine_weights.of_processor(one)
     (one / "preprocessor_config.json").write_text('{"size": 20}')
-    assert len({before, between, engine_weights.of_processor(one)}) == 3
+    after = engine_weights.of_processor(one)
+    (one / "speech_tokenizer").mkdir()
+    (one / "speech_tokenizer/tokenizer.json").write_text("{}")
+    assert len({before, between, after, engine_weights.of_processor(one)}) == 4
 
 
 MIB = 1 << 20
@@ -335,17 +338,20 @@ class TestModels:
         # Nothing of the user's own cache.
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
-    def weights(self, name: object, given: str = "sampled", **load: Any) -> str:
+    def weights(
+        self, name: object, given: str = "sampled", *, engram: str | None = None, **load: Any
+    ) -> str:
         from kvdepot.vllm import namespace as vllm_namespace
 
         model_config = SimpleNamespace(
-            model=str(name), revision=None, seed=0, trust_remote_code=False
+            model=str(name), tokenizer=str(name), revision=None, seed=0, trust_remote_code=False
         )
         chosen: dict[str, Any] = {"load_format": "auto", "download_dir": None}
         config = SimpleNamespace(
             model_config=model_config,
             load_config=SimpleNamespace(**chosen | load),
             speculative_config=None,
+            engram_config=engram,
             instance_id="",
         )
         return vllm_namespace.weights(config, given)
@@ -384,6 +390,28 @@ class TestModels:
         two = model(tmp_path / "two", {"a": b"y"})
         texts = [self.weights(each, text) for each in (one, two) for text in ("t", "u")]
         assert len({*texts, self.weights(one)}) == 5
+
+    def test_folders_that_a_model_loads_weights_from_count(self, tmp_path: Path) -> None:
+        from kvdepot.vllm import namespace as vllm_namespace
+
+        one = model(tmp_path / "one", {"a": b"x"})
+        found = {self.weights(one)}
+        for folder in vllm_namespace.SUBFOLDERS:
+            for value in (b"x", b"y"):
+                shutil.rmtree(one / folder, ignore_errors=True)
+                model(one / folder, {"a": value})
+                found.add(self.weights(one))
+        assert len(found) == 1 + 2 * len(vllm_namespace.SUBFOLDERS)
+
+    def test_a_tokenizer_counts_where_layers_read_it(self, tmp_path: Path) -> None:
+        one = model(tmp_path / "one", {"a": b"x"})
+        found = []
+        for content in ("one", "two"):
+            (one / "tokenizer.json").write_text(content)
+            found.append([self.weights(one, engram=engram) for engram in (None, "engram")])
+        (plain, engram), (plain_later, engram_later) = found
+        assert plain == plain_later
+        assert len({plain, engram, engram_later}) == 3
 
     def test_a_model_of_the_hub_is_found_where_vllm_was_told_to_put_it(
         self, tmp_path: Path

@@ -32,13 +32,17 @@ SMALL_BYTES = 64 << 10
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
+CONFIG_FILES = ("config.json", "params.json")
+TOKENIZER_FILES = (
+    "tokenizer* vocab* merges.txt special_tokens_map.json added_tokens.json tekken.json *.model "
+    "*.tiktoken"
+)
 # Files of a model's directory that no keys and values depend on.
 HARMLESS_FILES = {
-    "blocks are named by token ids": "tokenizer* vocab* merges.txt special_tokens_map.json "
-    "added_tokens.json tekken.json *.model *.tiktoken",
+    "blocks are named by token ids": TOKENIZER_FILES,
     "how prompts are written, and how tokens are drawn": "*.jinja chat_template* "
     "generation_config.json",
-    "engines hand over what they made of it, which counts": "config.json params.json",
+    "engines hand over what they made of it, which counts": " ".join(CONFIG_FILES),
     "for people": "*.md *.txt *.rst *.pdf *.png *.jpg *.jpeg *.gif *.svg *.ipynb LICENSE* NOTICE* "
     "README* .git* .DS_Store",
     "other programs' working files": "*.lock *.tmp *.incomplete *.metadata",
@@ -50,6 +54,8 @@ PROCESSOR_FILES = (
     "video_preprocessor_config.json",
     "audio_preprocessor_config.json",
 )
+# Folders with more of them.
+PROCESSOR_FOLDERS = ("speech_tokenizer",)
 
 
 def mode_of(setting: str) -> str:
@@ -83,16 +89,22 @@ def directory_of(
     return next(iter(with_weights or found), None)
 
 
-def of_directory(directory: Path, mode: str = SAMPLED, *, code: bool = True) -> str:
+def of_directory(
+    directory: Path, mode: str = SAMPLED, *, code: bool = True, config: bool = False
+) -> str:
     """Fingerprint (64 hex digits) of the files of a model's or an adapter's directory.
 
-    `code` is whether Python files count, which an engine runs only if it trusts them. Raises
-    OSError where a file cannot be read.
+    `code` is whether Python files count, which an engine runs only if it trusts them; `config` is
+    whether the model's configuration does, for an engine that does not hand it over. Raises OSError
+    where a file cannot be read.
     """
     digest = hashlib.sha256()
     for path in files_of(directory):
         if path.suffix != ".py" or code:
             _add(digest, path.name, of_file(path, mode))
+    for name in CONFIG_FILES if config else ():
+        with contextlib.suppress(FileNotFoundError):
+            _add(digest, name, of_file(directory / name, FULL))
     return digest.hexdigest()
 
 
@@ -114,6 +126,20 @@ def of_processor(directory: Path) -> str:
     for name in PROCESSOR_FILES:
         with contextlib.suppress(FileNotFoundError):
             _add(digest, name, hashlib.sha256((directory / name).read_bytes()).hexdigest())
+    for folder in PROCESSOR_FOLDERS:
+        for path in sorted((directory / folder).glob("*")):
+            if path.is_file():
+                _add(digest, f"{folder}/{path.name}", of_file(path, FULL))
+    return digest.hexdigest()
+
+
+def of_tokenizer(directory: Path) -> str:
+    """Fingerprint (64 hex digits) of a tokenizer's files, for models that read them."""
+    digest = hashlib.sha256()
+    for path in sorted(directory.iterdir()):
+        names = TOKENIZER_FILES.split()
+        if path.is_file() and any(fnmatch.fnmatch(path.name, pattern) for pattern in names):
+            _add(digest, path.name, of_file(path, FULL))
     return digest.hexdigest()
 
 

@@ -37,7 +37,7 @@ FORMATS_OF_THE_MODELS_FILES = frozenset(
 )  # fmt: skip
 # Of configurations of models that are put together: other models whose weights are loaded.
 OTHER_MODELS = ("text_model_id", "audio_model_id")
-SUBFOLDERS = ("whisper-large-v3",)
+SUBFOLDERS = ("whisper-large-v3", "audio_tokenizer")
 
 
 def fields(vllm_config: Any, salt: str | None, weights: str) -> dict[str, Any]:
@@ -196,6 +196,9 @@ def weights(vllm_config: Any, given: str) -> str:
         parts["draft"] = _files(
             vllm_config, draft, speculative.draft_load_config or load, mode, text
         )
+    if getattr(vllm_config, "engram_config", None) is not None:
+        # Its layers look up n-grams of what tokens are written as.
+        parts["tokenizer"] = _tokenizer(vllm_config.model_config, load, text)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -240,14 +243,26 @@ def _others(model: Any, directory: Path) -> list[str]:
 
 
 def _beside(name: str, load: Any, mode: str, text: str | None) -> str:
-    directory = _directory(SimpleNamespace(model=name, revision=None), load)
+    directory = _directory_beside(name, load, text)
+    return "named" if directory is None else engine_weights.of_directory(directory, mode)
+
+
+def _tokenizer(model: Any, load: Any, text: str | None) -> str:
+    directory = _directory_beside(model.tokenizer, load, text, model.revision)
+    return "named" if directory is None else engine_weights.of_tokenizer(directory)
+
+
+def _directory_beside(
+    name: str, load: Any, text: str | None, revision: str | None = None
+) -> Path | None:
+    directory = _directory(SimpleNamespace(model=name, revision=revision), load)
     if directory is None and text is None:
         raise kvdepot.ConfigError(
             f"--model: the model also loads weights or code from {name!r}, which has no files "
             "on this host; set 'weights' in kv_connector_extra_config to a text that identifies "
             "all weights"
         )
-    return "named" if directory is None else engine_weights.of_directory(directory, mode)
+    return directory
 
 
 def _unless_changed(vllm_config: Any, directory: Path) -> str:
@@ -288,11 +303,20 @@ def layout_of_group(vllm_config: Any, group: Any, layers: dict[str, Any], device
     return json.dumps(
         {
             "kv_cache_layout": vllm_config.cache_config.kv_cache_layout,
-            "device": device,
+            "device": _device(vllm_config, device),
             "layers": described,
         },
         sort_keys=True,
     )
+
+
+def _device(vllm_config: Any, device: str) -> str:
+    """Under quantized weights an accelerator's capability counts, too: vLLM chooses kernels by it
+    that round activations to other types."""
+    if device != "cuda" or vllm_config.model_config.quantization is None:
+        return device
+    capability = current_platform.get_device_capability()
+    return f"{device} {capability and capability.to_int()}"
 
 
 def _describe_spec(spec: Any) -> list[str]:

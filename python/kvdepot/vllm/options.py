@@ -42,14 +42,27 @@ NOT_OF_THE_NUMBERS = ("_name_or_path", "transformers_version")
 # What vLLM's models write into it as they are built, by a part of the architecture's name;
 # `length_of` resolves it.
 WRITTEN_BY_MODELS = {"llama4": "attn_temperature_tuning", "minimax": "max_model_len"}
-# Variables of the libraries below vLLM that change what a layer computes.
+# Variables without vLLM's prefix, its own and those of the libraries below it, that change what a
+# layer computes.
 OTHER_VARIABLES = (
     "DNNL_DEFAULT_FPMATH_MODE",
     "FLASHINFER_EXTRA_CUDAFLAGS",
+    "FLA_TRIL_PRECISION",
+    "FLA_USE_FAST_OPS",
+    "INKLING_GFX950_GLUON",
+    "INKLING_MULTIMEM_AR",
+    "INKLING_SPLIT_KV",
+    "LAMPORT_RS_SCONV",
     "NVIDIA_TF32_OVERRIDE",
     "ONEDNN_DEFAULT_FPMATH_MODE",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TRITON_DEFAULT_FP_FUSION",
+    "TRITON_F32_DEFAULT",
+    "USE_DEFAULT_FLA_NORM",
+    "USE_FLAGOS",
 )
+# The same of what reads images, audio and video.
+MEDIA_VARIABLES = ("XHS_VIDEO_JPEG_QUALITY",)
 # Written into every pod for a service whose name begins with "vllm".
 OF_KUBERNETES = re.compile(r"_(SERVICE_HOST|SERVICE_PORT|PORT)(_|$)")
 PLUGINS = ("vllm.general_plugins", "vllm.platform_plugins")
@@ -87,10 +100,14 @@ def of(vllm_config: Any) -> Options:
         "environment": dict(variables(os.environ)),
         "plugins": plugins(),
     }
+    found["media"] |= {name: os.environ[name] for name in MEDIA_VARIABLES if name in os.environ}
     multimodal = model.multimodal_config
     scales = getattr(multimodal, "mm_encoder_fp8_scale_path", None) if multimodal else None
     if scales is not None:
         found["media"]["scales"] = weights.of_file(Path(scales), weights.FULL)
+    quantization = _quantization_file(model)
+    if quantization is not None:
+        found["base"]["quantization_config_file"] = weights.of_file(quantization, weights.FULL)
     texts = {kind: options.text_of(of_kind) for kind, of_kind in found.items()}
     return Options(**texts)
 
@@ -106,7 +123,7 @@ def kind_of(name: str) -> str:
 def length_of(model_config: Any) -> Any:
     """What of `max_model_len` keys and values depend on; None where they do not."""
     config = model_config.hf_config
-    length = int(model_config.max_model_len)
+    length = _length_as_built(model_config)
     said = json.loads(config.to_json_string(use_diff=False))
     text = model_config.hf_text_config
     parts: dict[str, Any] = {}
@@ -126,6 +143,14 @@ def length_of(model_config: Any) -> Any:
     if is_foreign:
         parts["length"] = length
     return parts or None
+
+
+def _length_as_built(model_config: Any) -> int:
+    """`max_model_len` when the model was built. Of -1 vLLM makes the length that fits into its
+    memory, once the model has chosen by the longest one that it allows."""
+    if getattr(model_config, "original_max_model_len", None) == -1:
+        return int(model_config.get_and_verify_max_len(-1))
+    return int(model_config.max_model_len)
 
 
 def variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -149,6 +174,14 @@ def plugins() -> list[str]:
                 version = entry.dist.version if entry.dist else ""
                 found.append(f"{entry.name} {version}")
     return sorted(found)
+
+
+def _quantization_file(model_config: Any) -> Path | None:
+    """A file outside the model's directory that says how weights are quantized as they are
+    loaded."""
+    overrides = model_config.hf_overrides
+    name = overrides.get("quantization_config_file") if isinstance(overrides, Mapping) else None
+    return None if name is None else Path(name)
 
 
 def _value(name: str, value: Any) -> Any:

@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 import kvdepot
 from kvdepot.engine.weights import FULL, SAMPLED
 from kvdepot.vllm import beside as vllm_beside
+from kvdepot.vllm import drafters
 from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm import settings as vllm_settings
 from kvdepot.vllm.tier import KvdepotTier
@@ -51,6 +52,7 @@ class KvdepotTieringConnector(WatchingConnector):
             self.watch(vllm_config, own_cache=True)
         super().__init__(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
+            drafters.store_dropped_ends(self.scheduler)
             for tier in self._tiers():
                 tier.verifies = True
                 tier.stored = self._memory_weights.stored
