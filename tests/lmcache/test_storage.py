@@ -189,6 +189,10 @@ def test_other_files_of_the_model_find_nothing(
         assert backend.contains(key) == there
         chunks.put(backend, [key])
         backend.close()
+    (model / "config.json").write_text('{"rope_theta": 1}')
+    backend = engine.backend()
+    assert not backend.contains(key)
+    backend.close()
     named = engine.backend(extra={"kvdepot.weights": "w"})
     assert not named.contains(key)
 

@@ -38,7 +38,7 @@ def weights_of(model: str) -> str | None:
     """
     is_known = Path(model).is_dir()
     warn_of_names(logger, "" if is_known else "the weights, ")
-    return engine_weights.of_directory(Path(model)) if is_known else None
+    return engine_weights.of_directory(Path(model), config=True) if is_known else None
 
 
 class Spaces:
