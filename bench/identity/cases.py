@@ -67,6 +67,8 @@ class Case:
     no_token: bool = False
     """Whether the second engine must not be served anything: what it would be served is right, or
     right but for the last bits."""
+    chunk_tokens: int = 32
+    """Tokens of a chunk of LMCache's: the blocks of both engines have to fit into one."""
     needs: Callable[[], str] = lambda: ""
     """What the case needs and this machine does not have; nothing if it runs."""
 
@@ -221,6 +223,12 @@ def _llama4(**changes: Any) -> Callable[[Path], tuple[Engine, Engine]]:
     return make
 
 
+def _fitted(at: Path) -> tuple[Engine, Engine]:
+    """The first engine makes of -1 a length that has no temperature, once its model has one."""
+    _, second = _llama4()(at)
+    return replace(second, options={"max_model_len": -1, "num_gpu_blocks_override": 500}), second
+
+
 def _tuned(at: Path) -> None:
     tuned = {"attn_temperature_tuning": True}
     (at / "llama4/generation_config.json").write_text(json.dumps(tuned))
@@ -334,6 +342,16 @@ def _tokenizer(at: Path) -> tuple[Engine, Engine]:
     return Engine(str(one)), Engine(str(two))
 
 
+def _other_tokenizer(at: Path) -> tuple[Engine, Engine]:
+    first, other = _tokenizer(at)
+    return first, replace(first, options={"tokenizer": other.model})
+
+
+def _more_adapters(at: Path) -> tuple[Engine, Engine]:
+    first = Engine(str(models.llama(at / "llama")), LORA)
+    return first, replace(first, options=LORA | {"max_loras": 2, "max_cpu_loras": 4})
+
+
 WEIGHTS: Holes = [(NAMESPACE, "weights", "w")]
 MEMORY: Holes = [
     ("kvdepot.vllm.memory_weights.MemoryWeights", name, None)
@@ -398,6 +416,7 @@ CHANGES = (
         "block size",
         _llamas(options={"block_size": 64}),
         unservable="vLLM hashes blocks of other tokens",
+        chunk_tokens=64,
     ),
     Case("weights of a draft model", _drafts, WEIGHTS),
     Case("weights of an EAGLE head", _head("eagle", heads.eagle, second=1), WEIGHTS),
@@ -407,6 +426,7 @@ CHANGES = (
         _llama4(options={"max_model_len": 40000}),
         [(OPTIONS, "length_of", None)],
     ),
+    Case("length under Llama 4 that fits the memory", _fitted, [(OPTIONS, "length_of", None)]),
     Case(
         "generation_config.json of Llama 4",
         _llama4(),
@@ -535,7 +555,23 @@ HARMLESS = (
     Case("--seed", _llamas(options={"seed": 7})),
     Case("--served-model-name", _llamas(options={"served_model_name": "another"})),
     Case("--generation-config", _llamas(options={"generation_config": "vllm"})),
+    Case("--tokenizer", _other_tokenizer),
     Case("--enable-lora, for prompts without an adapter", _llamas(options=LORA)),
+    Case("--max-loras, for prompts without an adapter", _more_adapters),
+    Case("--gpu-memory-utilization", _llamas(options={"gpu_memory_utilization": 0.3})),
+    Case("--scheduling-policy", _llamas(options={"scheduling_policy": "priority"})),
+    Case(
+        "--no-enforce-eager -O0",
+        _llamas(options={"enforce_eager": False, "optimization_level": 0}),
+    ),
+    Case("--hf-token", _llamas(options={"hf_token": "hf_of_this_test"})),
+    Case(
+        "kv_role",
+        _llamas(),
+        settings={"kv_role": "kv_producer"},
+        asked_settings={"kv_role": "kv_consumer"},
+    ),
+    Case("VLLM_CPU_KVCACHE_SPACE", _llamas(environment={"VLLM_CPU_KVCACHE_SPACE": "2"})),
     Case("VLLM_LOGGING_LEVEL", _llamas(environment={"VLLM_LOGGING_LEVEL": "ERROR"})),
     Case("the executor", _llamas(options={"distributed_executor_backend": "mp"})),
     Case("an image", _processor, prompts=_image),
