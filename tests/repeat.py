@@ -38,7 +38,12 @@ LUCK = re.compile(
     r"thread|fork|socket|subprocess|child\b|Command|Popen|Tcp(Stream|Listener)|UnixStream|spawn",
     re.IGNORECASE,
 )
-FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)|^test (\S+) .*\.\.\. FAILED$", re.MULTILINE)
+# pytest's last lines, and those of the runner of the Rust tests: `FAILED crate program: test`.
+FAILED = re.compile(
+    r"^(?:FAILED|ERROR) (tests/[^\[\s]+(?:\[.*?\](?= - |$))?)"
+    r"|^FAILED ((?:documentation|\S+ \S+): .+)$",
+    re.MULTILINE,
+)
 DURATION = re.compile(r"^([\d.]+)s (?:setup|call|teardown) +(tests/.+)$", re.MULTILINE)
 
 
