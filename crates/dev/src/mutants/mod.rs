@@ -1,7 +1,7 @@
 //! How sharp the simulator is: small faults put into the code, one at a time, and whether it
 //! notices.
 //!
-//! Thirty-five are made by hand (`crates/dev/mutants/hand.yaml`), in places that matter; forty are
+//! Forty-five are made by hand (`crates/dev/mutants/hand.yaml`), in places that matter; forty are
 //! drawn by seed from what `cargo-mutants` proposes for four folders of the store. Each is applied
 //! to a scratch copy of the tree, built, and the simulator runs for at most two minutes. What was
 //! found is appended to `crates/dev/mutants/results.jsonl`, so that the command goes on where it
