@@ -10,6 +10,8 @@ MAKEFLAGS += --no-builtin-rules
 PYTHON ?= python3
 CARGO_TARGET_DIR ?= target
 export CARGO_TARGET_DIR
+# Its warning is about the name of the build backend, release/kvdepot_backend.py, which calls maturin.
+export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -76,6 +78,11 @@ $(VENV)/.llama: requirements/llama.txt $(VENV)/.dev
 	}
 	$(call say,installing llama-cpp-python)
 	$(INSTALL) -r requirements/llama.txt --find-links $(LLAMA) --only-binary llama-cpp-python
+	@touch $@
+
+$(VENV)/.release: requirements/release.txt $(VENV)/.dev
+	$(call say,installing the tools of a release)
+	@$(INSTALL) -r requirements/release.txt $(or_again)
 	@touch $@
 
 $(VENV)/.transfer: requirements/transfer.txt $(VENV)/.dev
@@ -419,6 +426,35 @@ fuzz: ## Fuzz the allocator, FUZZ_SECONDS per target; needs nightly and cargo-fu
 		CARGO_TARGET_DIR=$(abspath $(CARGO_TARGET_DIR))/fuzz cargo +nightly fuzz run \
 			--fuzz-dir fuzz $$target -- -max_total_time=$(FUZZ_SECONDS) -max_len=2048; \
 	done
+
+# ---- release --------------------------------------------------------------------------------
+
+# DIST_FLAGS: --machine x86_64 for one of the wheels.
+.PHONY: dist
+dist: $(VENV)/.release ## Build the files of a release in dist/, check them, and try the wheels
+	$(call say,the source distribution and a wheel for each processor (minutes))
+	@$(BIN)/python release/dist.py $(DIST_FLAGS)
+	release/aarch64.sh
+
+.PHONY: test-image
+test-image: ## Build the container image from the wheel in dist/, and start it; needs root and buildah
+	$(call say,the container image)
+	$(PYTHON) release/image.py
+
+# Built from the Go module proxy, where Go is installed; the tests say what is skipped without it.
+HELM := build/tools/helm
+HELM_VERSION := v3.22.0
+
+$(HELM):
+	@command -v go >/dev/null || { echo "skipped: Helm needs Go to be built"; exit 0; }; \
+		printf '\n\033[1m==> %s\033[0m\n' "building Helm $(HELM_VERSION) (minutes$(,) once)"; \
+		GOBIN=$(abspath build/tools) go install helm.sh/helm/v3/cmd/helm@$(HELM_VERSION) \
+		|| echo "skipped: Helm cannot be built here"
+
+.PHONY: test-release
+test-release: package $(VENV)/.release $(HELM) ## Test packages, units, manifests and the chart
+	$(call say,tests of a release)
+	$(BIN)/python -m pytest tests/release
 
 # ---- check ----------------------------------------------------------------------------------
 
