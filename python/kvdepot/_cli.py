@@ -1,5 +1,6 @@
 """The `kvdepot` command of the installed package."""
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ def _program() -> str:
     file.
     """
     scripts = [Path(sys.argv[0]), Path(sys.executable).with_name("kvdepot")]
-    found = [script for script in scripts if script.name == "kvdepot" and script.is_file()]
+    # Unlike Path.is_file, no error if this user may not look into the folder.
+    found = [one for one in scripts if one.name == "kvdepot" and os.path.isfile(one)]
     return str(found[0].absolute()) if found else "kvdepot"
 
 
