@@ -451,6 +451,10 @@ $(HELM):
 		GOBIN=$(abspath build/tools) go install helm.sh/helm/v3/cmd/helm@$(HELM_VERSION) \
 		|| echo "skipped: Helm cannot be built here"
 
+.PHONY: manifests
+manifests: $(HELM) ## Write deploy/kubernetes from the chart
+	$(PYTHON) release/manifests.py $(firstword $(wildcard $(HELM)) helm)
+
 .PHONY: test-release
 test-release: package $(VENV)/.release $(HELM) ## Test packages, units, manifests and the chart
 	$(call say,tests of a release)

@@ -226,7 +226,9 @@ def try_wheel() -> None:
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("step", nargs="?", choices=["all", "check", "try", "version"], default="all")
+    parser.add_argument(
+        "step", nargs="?", choices=["all", "check", "try", "version"], default="all"
+    )
     parser.add_argument("--machine", action="append", choices=MACHINES, help="[default: all]")
     options = parser.parse_args()
     machines = options.machine or list(MACHINES)
