@@ -451,6 +451,13 @@ $(HELM):
 		GOBIN=$(abspath build/tools) go install helm.sh/helm/v3/cmd/helm@$(HELM_VERSION) \
 		|| echo "skipped: Helm cannot be built here"
 
+.PHONY: test-versions
+test-versions: package $(VENV)/.release ## Run this release together with that of commit BASE (HEAD~1)
+	$(call say,the release of $(or $(BASE),HEAD~1)$(,) together with this one)
+	BIN=$(BIN) release/other.sh $(or $(BASE),HEAD~1)
+	KVDEPOT_OTHER_PYTHON=$(abspath build/other/venv/bin/python) \
+		$(BIN)/python -m pytest tests/release/test_versions.py
+
 .PHONY: manifests
 manifests: $(HELM) ## Write deploy/kubernetes from the chart
 	$(PYTHON) release/manifests.py $(firstword $(wildcard $(HELM)) helm)
