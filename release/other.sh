@@ -11,9 +11,9 @@ if [ "$(cat "$folder/commit" 2>/dev/null)" != "$commit" ]; then
 	mkdir -p "$folder/source"
 	git archive "$commit" | tar -x -C "$folder/source"
 	# Its dependencies are built already.
-	CARGO_TARGET_DIR=$(realpath -m "${CARGO_TARGET_DIR:-target}") "$bin/maturin" build --release --quiet \
-		--manifest-path "$folder/source/crates/python/Cargo.toml" --interpreter "$bin/python" \
-		--out "$folder/wheels"
+	target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+	(cd "$folder/source" && CARGO_TARGET_DIR=$target "$bin/maturin" build --release --quiet \
+		--interpreter "$bin/python" --out ../wheels)
 	"$bin/python" -m venv "$folder/venv"
 	"$folder/venv/bin/python" -m pip install --quiet --no-index "$folder"/wheels/kvdepot-*.whl
 	rm -rf "$folder/source"
