@@ -47,6 +47,7 @@ def served(
     before: Sequence[str] = (),
     pipeline: str = "Cache",
     python: str = sys.executable,
+    place: str = "",
     **options: Any,
 ) -> Iterator[Manager]:
     """Starts `kvdepot serve` with a small Cache, by the command `before` if there is one."""
@@ -60,7 +61,8 @@ def served(
         (folder / "notify").chmod(0o777)
         notified.settimeout(SECONDS)
         command = [*before, python, "-m", "kvdepot", "serve", pipeline]
-        command += ["-o", "cache.capacity=8MiB", "--socket", str(folder / "kvdepot.sock")]
+        place = place or str(folder / "kvdepot.sock")
+        command += ["-o", "cache.capacity=8MiB", "--socket", place]
         own = {"NOTIFY_SOCKET": str(folder / "notify"), "XDG_RUNTIME_DIR": name}
         own |= {"XDG_CACHE_HOME": f"{name}/cache", "KVDEPOT_LOG": "info"}
         own |= options.pop("env", {})

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import configparser
 import json
+import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import kvdepot
 import pytest
 import yaml
-from served import client, served
+from served import CLIENT, Manager, client, served
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/systemd"
@@ -59,7 +64,8 @@ def units(tmp_path: Path) -> Path:
         (tmp_path / name).write_text((FOLDER / name).read_text().replace(COMMAND, "/bin/true"))
     drop_in = tmp_path / "kvdepot.service.d"
     drop_in.mkdir()
-    shutil.copy(FOLDER / "kvdepot-device.conf", drop_in / "device.conf")
+    for name in ("device", "socket"):
+        shutil.copy(FOLDER / f"kvdepot-{name}.conf", drop_in / f"{name}.conf")
     return tmp_path
 
 
@@ -86,9 +92,10 @@ def test_the_service_is_exposed_little(systemd_analyze: str, tmp_path: Path) -> 
     assert run.returncode == 0, run.stdout[-400:]
 
 
-@pytest.mark.parametrize("name", ["kvdepot-device.conf", "vllm-kvdepot.conf"])
+@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*-*.conf")))
 def test_drop_ins_have_sections(name: str) -> None:
     parser = configparser.ConfigParser()
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read(FOLDER / name)
     assert set(parser.sections()) <= {"Unit", "Service"}
     assert parser.sections()
@@ -148,6 +155,70 @@ def test_a_server_that_stops_writes_its_queue_back() -> None:
         command = [sys.executable, "-m", "kvdepot", "stat", "--json", arena]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         assert json.loads(run.stdout)["blocks"] == 4, run.stderr
+
+
+@pytest.fixture
+def listening(tmp_path: Path) -> Iterator[socket.socket]:
+    """A socket as systemd's unit makes it. Its path is short."""
+    with tempfile.TemporaryDirectory(prefix="kvr-", dir="/tmp") as folder:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        made.bind(f"{folder}/kvdepot.sock")
+        os.chmod(made.getsockname(), 0o660)
+        made.listen(64)
+        yield made
+        made.close()
+
+
+def activated(passed: socket.socket, of: str = "$$", place: str = "") -> Any:
+    """A server that gets the socket from its service manager (`sd_listen_fds(3)`)."""
+    script = f'export LISTEN_PID={of} LISTEN_FDS=1; exec "$@" 3<&{passed.fileno()}'
+    options = {"before": ["bash", "-euc", script, "bash"], "pass_fds": (passed.fileno(),)}
+    return served(place=place or passed.getsockname(), **options)
+
+
+def test_clients_wait_at_the_socket_of_the_service_manager(listening: socket.socket) -> None:
+    path = Path(listening.getsockname())
+    with activated(listening) as manager:
+        manager.notification()
+        assert client(f"unix:{path}") == "stored and loaded\n"
+        assert manager.end() == 0
+    # It belongs to the service manager, and the next server finds who waits there.
+    assert path.is_socket()
+    waiting = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, f"unix:{path}"], stdout=subprocess.PIPE, text=True
+    )
+    with activated(listening) as manager:
+        manager.notification()
+        assert waiting.communicate(timeout=60)[0] == "stored and loaded\n"
+        assert manager.end() == 0
+    assert path.is_socket()
+
+
+def test_a_socket_that_is_not_the_server_s_is_refused(listening: socket.socket) -> None:
+    def refused(manager: Manager) -> str:
+        assert manager.process.wait(60) == 2
+        return (manager.folder / "log").read_text()
+
+    with activated(listening, place="/tmp/kvr-other.sock") as manager:
+        assert "the socket of the service manager" in refused(manager)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as idle, activated(idle) as manager:
+        assert "not a listening socket" in refused(manager)
+
+
+def test_the_socket_of_another_process_is_left_to_it(listening: socket.socket) -> None:
+    with activated(listening, of="1") as manager:
+        # It would bind the path itself, at which the other one listens.
+        assert manager.process.wait(60) == 2
+        assert "no other server listens" in (manager.folder / "log").read_text()
+
+
+def test_the_socket_unit_is_that_of_the_service() -> None:
+    unit = read("kvdepot.socket")["Socket"]
+    (line,) = SERVICE["ExecStart"]
+    assert unit["ListenStream"] == [line.split()[-1]]
+    assert unit["SocketGroup"] == SERVICE["Group"]
+    settings = yaml.safe_load((FOLDER / "kvdepot.yaml").read_text())
+    assert unit["SocketMode"] == [settings["socket_mode"]]
 
 
 def allowed_calls(systemd_analyze: str) -> set[str]:

@@ -98,7 +98,7 @@ pub(crate) enum Command {
     /// `rm -r`.
     #[command(mut_arg("path", |path| path.help(targets::or_default_blocks(targets::RM))))]
     Rm(Rm),
-    /// Serve a depot (storage tiers) to the processes of this host until Ctrl-C, SIGTERM or SIGHUP.
+    /// Serve a depot (storage tiers) to the processes of this host until Ctrl-C or SIGTERM.
     ///
     /// The server opens the tiers and keeps the index of the blocks. Clients in other processes
     /// open the depot with `kvdepot.open("unix:PATH")`, and copy their own bytes. If a client
@@ -106,6 +106,9 @@ pub(crate) enum Command {
     /// reservations (space of unfinished blocks). While
     /// no server is running, lookups of the clients are misses; after a restart of the server,
     /// lookups hit again.
+    ///
+    /// On SIGHUP, the server reads the token and TLS files of the tier Peer again. If stdin is a
+    /// terminal, SIGHUP ends the server.
     Serve(Serve),
     /// Manage sessions: stored conversations of local engines, such as llama.cpp.
     Session(Session),

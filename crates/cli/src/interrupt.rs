@@ -18,9 +18,14 @@ pub(crate) struct Interrupt {
 
 impl Interrupt {
     pub(crate) fn catch() -> Result<Interrupt, Error> {
+        Interrupt::catch_except(&[])
+    }
+
+    /// As [`Interrupt::catch`], but for these signals.
+    pub(crate) fn catch_except(others: &[i32]) -> Result<Interrupt, Error> {
         let flag = Arc::new(AtomicBool::new(false));
         let mut handlers = Vec::new();
-        for signal in caught()? {
+        for signal in caught()?.into_iter().filter(|one| !others.contains(one)) {
             // Before the one that sets the flag: the first signal must not end us.
             handlers.push(flag::register_conditional_shutdown(
                 signal,
@@ -75,6 +80,32 @@ fn is_ignored(signal: i32) -> Result<bool, Error> {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     Ok(mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1))
+}
+
+/// A signal that asks a command to do something while it goes on.
+pub(crate) struct Request {
+    flag: Arc<AtomicBool>,
+    handler: SigId,
+}
+
+impl Request {
+    /// Catches `signal` as long as it lives.
+    pub(crate) fn catch(signal: i32) -> Result<Request, Error> {
+        let flag = Arc::new(AtomicBool::new(false));
+        let handler = flag::register(signal, Arc::clone(&flag))?;
+        Ok(Request { flag, handler })
+    }
+
+    /// Whether it came since the last look.
+    pub(crate) fn came(&self) -> bool {
+        self.flag.swap(false, Ordering::Relaxed)
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        low_level::unregister(self.handler);
+    }
 }
 
 impl Drop for Interrupt {

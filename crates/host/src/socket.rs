@@ -3,13 +3,16 @@
 //! The kernel closes a socket with its process but keeps its path. No other process can listen
 //! there before the path is removed. Checks, removal and binding happen under a lock of the
 //! directory, so that two owners that start together do not remove each other's socket. An owner
-//! that stops removes the path only if it still refers to its own socket.
+//! that stops removes the path only if it still refers to its own socket. A socket that the service
+//! manager has bound ([`PassedSocket`]) keeps its path.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
@@ -34,9 +37,97 @@ const PAUSE: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub struct Bound {
     path: PathBuf,
-    /// Device and inode: another socket may be there by now.
+    /// Device and inode: another socket may be there by now. None of a socket that the service
+    /// manager keeps.
     identity: Option<(u64, u64)>,
+    is_passed: bool,
     _socket: Unshared<UnixListener>,
+}
+
+/// Descriptor of the first socket that a service manager passes (`sd_listen_fds(3)`).
+const FIRST_PASSED: RawFd = 3;
+
+/// A listening socket that the service manager has bound for this process, and keeps.
+///
+/// Clients that connect while no server runs wait in the queue of the socket for the next server.
+#[derive(Debug)]
+pub struct PassedSocket {
+    listener: Unshared<UnixListener>,
+    path: PathBuf,
+}
+
+impl PassedSocket {
+    /// Takes the socket that the service manager passed to this process (`sd_listen_fds(3)`).
+    ///
+    /// Returns `None` if the service manager passed no socket to this process, or if an earlier
+    /// call has taken the socket.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidInput`] if the service manager passed something other than one listening
+    /// Unix stream socket with a path. Otherwise the error of the system.
+    pub fn take() -> io::Result<Option<PassedSocket>> {
+        static IS_TAKEN: AtomicBool = AtomicBool::new(false);
+        let [pid, count] = ["LISTEN_PID", "LISTEN_FDS"].map(|name| {
+            let value = std::env::var(name).ok();
+            value.and_then(|value| value.parse::<u32>().ok())
+        });
+        // The variables of a parent are for the parent.
+        if pid != Some(std::process::id()) || count.is_none_or(|count| count == 0) {
+            return Ok(None);
+        }
+        let refused = |what: &str| io::Error::new(ErrorKind::InvalidInput, what);
+        if count != Some(1) {
+            return Err(refused("several descriptors"));
+        }
+        if IS_TAKEN.swap(true, Ordering::SeqCst) {
+            return Ok(None);
+        }
+        // SAFETY: a system call without pointers.
+        if unsafe { libc::fcntl(FIRST_PASSED, libc::F_GETFD) } < 0 {
+            return Err(refused("no open descriptor"));
+        }
+        // SAFETY: the service manager opened this descriptor for this process, and the flag lets
+        // one call take it.
+        let passed = unsafe { OwnedFd::from_raw_fd(FIRST_PASSED) };
+        let is_listening = rustix::net::sockopt::socket_acceptconn(&passed).unwrap_or(false);
+        if !is_listening {
+            return Err(refused("a descriptor that is not a listening socket"));
+        }
+        // Registered under another number, which no child keeps.
+        let listener = Unshared::open(|| passed.try_clone().map(UnixListener::from))?;
+        drop(passed);
+        let address = listener.local_addr()?;
+        match address.as_pathname().filter(|path| path.is_absolute()) {
+            Some(path) => Ok(Some(PassedSocket {
+                path: path.to_owned(),
+                listener,
+            })),
+            None => Err(refused("a socket without a path")),
+        }
+    }
+
+    /// Returns the path at which the socket listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the socket like [`listen`], and the permission bits of its path.
+    ///
+    /// # Errors
+    ///
+    /// The error of the system.
+    pub fn into_bound(self) -> io::Result<(Unshared<UnixListener>, Bound, u32)> {
+        let mode = fs::metadata(&self.path)?.mode() & 0o777;
+        let bound = Bound {
+            path: self.path,
+            identity: None,
+            is_passed: true,
+            _socket: Unshared::open(|| self.listener.try_clone())?,
+        };
+        Ok((self.listener, bound, mode))
+    }
 }
 
 /// Listens at `path` with the permission bits `mode`, and replaces a stale socket.
@@ -62,6 +153,7 @@ pub fn listen(path: &Path, mode: u32) -> io::Result<(Unshared<UnixListener>, Bou
     let bound = Bound {
         path: path.to_owned(),
         identity: identity(path),
+        is_passed: false,
         _socket: Unshared::open(|| listener.try_clone())?,
     };
     match fs::set_permissions(path, fs::Permissions::from_mode(mode)) {
@@ -80,7 +172,15 @@ impl Bound {
         &self.path
     }
 
-    /// Removes the path, unless it belongs to another socket now.
+    /// Returns true if the service manager has bound the socket and keeps it.
+    ///
+    /// To shut down such a socket would end it for every later server, too.
+    #[must_use]
+    pub fn is_passed(&self) -> bool {
+        self.is_passed
+    }
+
+    /// Removes the path, unless it belongs to another socket now, or to the service manager.
     pub fn remove(&self) {
         let _lock = lock_directory_of(&self.path);
         self.unlink();

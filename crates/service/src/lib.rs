@@ -64,6 +64,7 @@ use std::time::Duration;
 
 use client::Client;
 use kvdepot_arena::Error;
+use kvdepot_host::socket::PassedSocket;
 use kvdepot_store::{Config, Depot, Serves, Started};
 pub use mover::Mover;
 pub use mover::job::MoveJob;
@@ -101,10 +102,22 @@ pub fn open(config: &Config) -> Result<Depot, Error> {
 ///
 /// Those of [`open`], and [`Error::Interrupted`].
 pub fn start(config: &Config) -> Result<Started, Error> {
+    start_on(config, None)
+}
+
+/// Opens a depot like [`start`], and serves it on a socket that the service manager has bound.
+///
+/// The option `socket` of `config` is the path of `passed`. The permission bits of that path apply
+/// instead of the option `socket_mode`. Without `passed`, this function is [`start`].
+///
+/// # Errors
+///
+/// Those of [`start`].
+pub fn start_on(config: &Config, passed: Option<PassedSocket>) -> Result<Started, Error> {
     // Before anything costs time, memory or room on a disk.
     Server::check(config)?;
     Depot::start_serving(config, |core, about| {
-        let server = Server::start(config, core, about)?;
+        let server = Server::start(config, core, about, passed)?;
         Ok(server.map(|server| Box::new(server) as Box<dyn Serves>))
     })
 }

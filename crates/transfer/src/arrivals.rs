@@ -192,7 +192,8 @@ impl Arrival {
         if !host.may_try(&socket) {
             return Ok(None);
         }
-        let way = match &host.shake().secured {
+        let secrets = host.shake().secrets.load_full();
+        let way = match &secrets.secured {
             Some(secured) if peer.is_some() => {
                 let Ok(talk) = secured.from(socket.map(TcpStream::from)) else {
                     return Ok(None);
@@ -246,13 +247,17 @@ impl Arrival {
             return self.try_hear(host);
         }
         let theirs = <[u8; MAC]>::read_from_bytes(proof).map_err(lost)?;
-        let proof = Proof {
-            key: &host.shake().key,
-            hello: &hello,
-            challenge: &challenge,
-        };
-        if proof.proves(Turn::Initiator, &[], theirs) {
-            return Ok(Heard::Proof(hello, proof.mac(Turn::Target, &theirs)));
+        let secrets = host.shake().secrets.load_full();
+        for key in secrets.keys() {
+            let proof = Proof {
+                key,
+                hello: &hello,
+                challenge: &challenge,
+            };
+            if proof.proves(Turn::Initiator, &[], theirs) {
+                // Of the same token: an initiator knows no other.
+                return Ok(Heard::Proof(hello, proof.mac(Turn::Target, &theirs)));
+            }
         }
         // It need not try again, as one does whose connection ends.
         let last = vec![0; MAC];

@@ -1,13 +1,17 @@
 //! One process's part in moving bytes: what it registers, publishes, opens and submits.
 
+mod renew;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use kvdepot_host::fork::Origin;
 use kvdepot_media::Buffer;
 use kvdepot_plan::Limits;
+use parking_lot::Mutex;
 
 use crate::batch::{Plan, Request, submit};
 use crate::config::{Config, Options};
@@ -15,7 +19,7 @@ use crate::error::{Error, Fault};
 use crate::grant::{Grant, Names, Rights};
 use crate::local::{Door, Lends, Movers, Neighbours};
 use crate::memory::{Memory, Region};
-use crate::peer::{Core, Dialer, Peer, Peers, Shake, random};
+use crate::peer::{Core, Dialer, Peer, Peers, Secrets, Shake, random};
 use crate::rdma::Fabric;
 use crate::remote::{Lender, Remote};
 use crate::serve::{Answers, Lent, Server, Terms};
@@ -23,7 +27,7 @@ use crate::stats::Stats;
 use crate::task::{Progress, Task, Then, begin};
 use crate::tls::Secured;
 use crate::watch::{Found, Watch};
-use crate::wire::{BYTES_MAX, Bytes, Key, Verb};
+use crate::wire::{BYTES_MAX, Bytes, Verb};
 
 /// Largest number of requests in a batch.
 pub const REQUESTS_MAX: usize = 1_000_000;
@@ -58,7 +62,9 @@ pub struct Engine {
     movers: Arc<Movers>,
     neighbours: Arc<Neighbours>,
     fabric: Option<Arc<Fabric>>,
-    secured: Option<Arc<Secured>>,
+    secrets: Arc<ArcSwap<Secrets>>,
+    /// All that connections were ever protected by: each has threads.
+    secured: Mutex<Vec<Arc<Secured>>>,
     peers: Arc<Peers>,
     watch: Watch,
     origin: Origin,
@@ -87,6 +93,11 @@ impl Engine {
             .map_err(Error::io("start"))?;
         let secured = config.tls.as_ref().map(Secured::read);
         let secured = secured.transpose()?.map(Arc::new);
+        let tokens = [config.token.clone()];
+        let secrets = Arc::new(ArcSwap::from_pointee(Secrets::new(
+            &tokens,
+            secured.clone(),
+        )));
         let names = Arc::new(Names::default());
         let peers: Arc<Peers> = Arc::default();
         let fabric = Fabric::open(config.devices()).map_err(|error| {
@@ -127,7 +138,8 @@ impl Engine {
             movers,
             neighbours,
             fabric: fabric.clone(),
-            secured,
+            secrets,
+            secured: Mutex::new(secured.into_iter().collect()),
             peers,
             watch,
             origin,
@@ -158,8 +170,7 @@ impl Engine {
         Shake {
             engine: self.id,
             initiator: self.initiator,
-            key: Key::of(&self.config.token),
-            secured: self.secured.clone(),
+            secrets: Arc::clone(&self.secrets),
             timeout: self.config.timeout,
         }
     }
@@ -511,7 +522,7 @@ impl Engine {
         if let Some(server) = &self.server {
             server.close();
         }
-        if let Some(secured) = &self.secured {
+        for secured in self.secured.lock().drain(..) {
             secured.wait();
         }
         self.watch.close();

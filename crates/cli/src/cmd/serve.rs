@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use kvdepot_host::dirs;
+use kvdepot_host::socket::PassedSocket;
 use kvdepot_store::Config;
 use kvdepot_store::config::set;
 use serde_json::{Value, json};
@@ -21,10 +22,14 @@ const LOOK: Duration = Duration::from_millis(50);
 const PIPELINE: &str = "Cache|Dax";
 
 pub(crate) fn run(args: &Serve, output: &mut Output) -> Result<i32, Error> {
-    let config = config(args)?;
+    let passed = PassedSocket::take().map_err(|error| {
+        let allowed = "one listening Unix stream socket with a path, from the service manager";
+        refused("LISTEN_FDS", &error.to_string(), allowed)
+    })?;
+    let config = config(args, passed.as_ref().map(PassedSocket::path))?;
     // Before the depot opens, which may wait for another owner.
     let interrupt = Interrupt::catch()?;
-    let started = match interrupt.during(|| kvdepot_service::start(&config)) {
+    let started = match interrupt.during(|| kvdepot_service::start_on(&config, passed)) {
         Err(kvdepot_store::Error::Interrupted) => return Ok(crate::status::OK),
         started => started?,
     };
@@ -59,8 +64,9 @@ pub(crate) fn run(args: &Serve, output: &mut Output) -> Result<i32, Error> {
     Ok(crate::status::OK)
 }
 
-/// The options of the file, with those of the command line in their place.
-fn config(args: &Serve) -> Result<Config, Error> {
+/// The options of the file, with those of the command line in their place. The socket is the one
+/// at `passed`, if the service manager has bound one.
+fn config(args: &Serve, passed: Option<&Path>) -> Result<Config, Error> {
     let beside = |name: &str| match name {
         "pipeline" => args.pipeline.clone(),
         "socket" => args.socket.as_deref().map(text),
@@ -73,9 +79,12 @@ fn config(args: &Serve) -> Result<Config, Error> {
     }
     let socket = match (&args.socket, all.get("socket")) {
         (Some(path), _) => path.clone(),
-        (None, None) => dirs::runtime_dir()
-            .map_err(kvdepot_store::Error::from)?
-            .join(name_for(&all)),
+        (None, None) => match passed {
+            Some(passed) => passed.to_owned(),
+            None => dirs::runtime_dir()
+                .map_err(kvdepot_store::Error::from)?
+                .join(name_for(&all)),
+        },
         (None, Some(given)) => match given.as_str() {
             Some("off" | "auto") | None => {
                 return Err(refused(
@@ -87,6 +96,10 @@ fn config(args: &Serve) -> Result<Config, Error> {
             Some(path) => path.into(),
         },
     };
+    if let Some(passed) = passed.filter(|passed| **passed != socket) {
+        let allowed = format!("{}, the socket of the service manager", passed.display());
+        return Err(refused("socket", &text(&socket), &allowed));
+    }
     set(&mut all, "socket", text(&socket).into());
     Ok(Config::from_value(&all)?)
 }

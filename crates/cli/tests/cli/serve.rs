@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use kvdepot_store::Depot;
 use serde_json::Value;
 
-use crate::home::{Home, Ran, get, key, put, signal, signals, spec};
+use crate::home::{Home, Ran, get, key, put, signal, spec};
 
 /// A running service. Killed when dropped.
 pub(crate) struct Service {
@@ -25,6 +25,7 @@ impl Service {
 
     fn of(command: &mut Command) -> Service {
         let mut child = command
+            .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -170,7 +171,7 @@ fn a_directory_is_looked_at_through_the_service_that_has_it_open_also_after_a_re
 }
 
 #[test]
-fn each_instance_has_a_socket_and_the_end_of_the_terminal_is_an_end() {
+fn each_instance_has_a_socket() {
     let home = Home::new();
     let small = ["Cache", "-o", "cache.capacity=1MiB"];
     let start = |instance: &str| {
@@ -181,14 +182,22 @@ fn each_instance_has_a_socket_and_the_end_of_the_terminal_is_an_end() {
     let (a, b) = (start("a"), start("b"));
     let names = ["kvdepot-a.sock", "kvdepot-b.sock", "kvdepot.sock"];
     assert_eq!(sockets(&home), names);
-    // A program that runs the tests may ignore it, as nohup does.
-    let is_ignored = signals(std::process::id(), "SigIgn:") & 1 == 1;
-    let end = if is_ignored { "-TERM" } else { "-HUP" };
     for service in [plain, a, b] {
         service.connect().close();
-        assert_eq!(service.end_by(end), 0);
+        assert_eq!(service.end(), 0);
     }
     assert_eq!(sockets(&home), [""; 0]);
+}
+
+#[test]
+fn without_a_terminal_a_server_goes_on_after_sighup() {
+    let home = Home::new();
+    let service = Service::start(&home, &["Cache", "-o", "cache.capacity=1MiB"]);
+    signal(service.child.id(), "-HUP");
+    let client = service.connect();
+    put(&client.namespace(&spec("a")).unwrap(), 0..3, 5000);
+    client.close();
+    assert_eq!(service.end(), 0);
 }
 
 #[test]

@@ -51,10 +51,10 @@ enum Heard {
 }
 
 /// Accepts until `stop`, and hands on who has said what it wants, and may. `may` refuses whom it
-/// does not let in, and `serve` whom it cannot.
+/// does not let in, and `serve` whom it cannot. `woken` ends a wait when it can be read.
 pub(crate) fn run(
     listener: &UnixListener,
-    stop: &AtomicBool,
+    (stop, woken): (&AtomicBool, &UnixStream),
     may: impl Fn(&Credentials) -> Result<(), Error>,
     mut serve: impl FnMut(&UnixStream, Credentials, Role) -> Result<(), Error>,
 ) {
@@ -69,7 +69,7 @@ pub(crate) fn run(
         let left = waiting
             .front()
             .map(|first| first.until.saturating_duration_since(now));
-        let fds = std::iter::once(listener.as_fd());
+        let fds = [listener.as_fd(), woken.as_fd()].into_iter();
         let fds = fds.chain(waiting.iter().map(|arrival| arrival.socket.as_fd()));
         let ready = match peer::wait_any(&fds.collect::<Vec<_>>(), left) {
             Ok(ready) => ready,
@@ -80,11 +80,11 @@ pub(crate) fn run(
                 continue;
             }
         };
-        if stop.load(Ordering::SeqCst) {
+        if ready[1] || stop.load(Ordering::SeqCst) {
             return;
         }
         let now = clock::now();
-        for (mut arrival, spoke) in std::mem::take(&mut waiting).into_iter().zip(&ready[1..]) {
+        for (mut arrival, spoke) in std::mem::take(&mut waiting).into_iter().zip(&ready[2..]) {
             match if *spoke {
                 arrival.hear()
             } else {

@@ -191,7 +191,7 @@ mod tests {
                 };
                 Box::new(Leased(lease)) as Box<dyn Liveness>
             };
-            let server = Server::start_watching(&config, core, about, Box::new(watch))?;
+            let server = Server::start_watching(&config, core, about, (Box::new(watch), None))?;
             let all = server.as_ref().map(|server| Arc::clone(&server.clients));
             clients = all.unwrap();
             Ok(server.map(|server| Box::new(server) as Box<dyn Serves>))

@@ -25,9 +25,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvdepot_arena::{Error, clock};
-use kvdepot_host::fork::Unshared;
+use kvdepot_host::fork::{Unshared, between_forks};
 use kvdepot_host::peer::{Credentials, Process};
-use kvdepot_host::socket::{self, Bound};
+use kvdepot_host::socket::{self, Bound, PassedSocket};
 use kvdepot_host::{cpu, dirs, limits, peer};
 use kvdepot_store::config::{Config, Socket};
 use kvdepot_store::placement::Holder;
@@ -62,6 +62,8 @@ pub(crate) struct Server {
     stop: Arc<AtomicBool>,
     /// The listening socket once more, to end its accept.
     listener: Unshared<UnixStream>,
+    /// Ends the wait for connections, also where the socket goes on without this process.
+    waker: Unshared<UnixStream>,
     thread: Mutex<Option<JoinHandle<()>>>,
     clients: Arc<Mutex<Clients>>,
 }
@@ -74,6 +76,7 @@ struct Owner {
     /// Whether the socket's mode lets other users in.
     others: bool,
     stop: Arc<AtomicBool>,
+    woken: Unshared<UnixStream>,
     /// Open as long as this process serves, so that movers notice its end.
     connections: Mutex<Vec<(u32, Unshared<UnixStream>)>>,
     clients: Arc<Mutex<Clients>>,
@@ -130,11 +133,13 @@ impl Server {
         }
     }
 
-    /// Listens where the configuration says; `None` when it says `off`.
+    /// Listens where the configuration says, on the socket that was passed if there is one; `None`
+    /// when it says `off`.
     pub(crate) fn start(
         config: &Config,
         core: &Arc<Core>,
         about: &About,
+        passed: Option<PassedSocket>,
     ) -> Result<Option<Server>, Error> {
         let local = |process, roster, seat| {
             let local = Local {
@@ -144,25 +149,36 @@ impl Server {
             };
             Box::new(local) as Box<dyn Liveness>
         };
-        Server::start_watching(config, core, about, Box::new(local))
+        Server::start_watching(config, core, about, (Box::new(local), passed))
     }
 
     fn start_watching(
         config: &Config,
         core: &Arc<Core>,
         about: &About,
-        watch: Watch,
+        (watch, passed): (Watch, Option<PassedSocket>),
     ) -> Result<Option<Server>, Error> {
         let session = about.session;
         let Some(path) = place(config, session)? else {
             return Ok(None);
         };
-        let (listener, bound) = listen(&path, config.socket_mode)?;
-        let twin = Unshared::open(|| listener.try_clone());
-        let twin = twin.map_err(|source| Error::Io {
+        let io = |source| Error::Io {
             path: path.clone(),
             source,
-        })?;
+        };
+        let (listener, bound, mode) = match passed {
+            Some(passed) => passed.into_bound().map_err(io)?,
+            None => {
+                let (listener, bound) = listen(&path, config.socket_mode)?;
+                (listener, bound, config.socket_mode)
+            }
+        };
+        let twin = Unshared::open(|| listener.try_clone()).map_err(io)?;
+        let (waker, woken) = between_forks(|| {
+            let (waker, woken) = UnixStream::pair()?;
+            Ok::<_, io::Error>((Unshared::new(waker)?, Unshared::new(woken)?))
+        })
+        .map_err(io)?;
         let stop = Arc::new(AtomicBool::new(false));
         let clients = Arc::new(Mutex::new(Clients::default()));
         let told = Arc::clone(&clients);
@@ -178,8 +194,9 @@ impl Server {
             about: Arc::new(about.clone()),
             slice_size: config.slice_size,
             lanes: config.lanes,
-            others: config.socket_mode & 0o077 != 0,
+            others: mode & 0o077 != 0,
             stop: Arc::clone(&stop),
+            woken,
             connections: Mutex::new(Vec::new()),
             clients: Arc::clone(&clients),
             roster: Arc::new(Roster::new()?),
@@ -188,14 +205,12 @@ impl Server {
         let thread = std::thread::Builder::new()
             .name("kvdepot-share".into())
             .spawn(move || owner.run(&listener))
-            .map_err(|source| Error::Io {
-                path: path.clone(),
-                source,
-            })?;
+            .map_err(io)?;
         Ok(Some(Server {
             bound,
             stop,
             listener: twin.map(|twin| OwnedFd::from(twin).into()),
+            waker,
             thread: Mutex::new(Some(thread)),
             clients,
         }))
@@ -225,8 +240,12 @@ impl Serves for Server {
             return;
         };
         self.stop.store(true, Ordering::SeqCst);
-        // Ends the accept, whatever has become of the path.
-        let _ended = self.listener.shutdown(Shutdown::Both);
+        // Ends the accept, whatever has become of the path. The service manager keeps its socket for
+        // the next server, which finds in its queue whoever has connected since.
+        if !self.bound.is_passed() {
+            let _ended = self.listener.shutdown(Shutdown::Both);
+        }
+        let _woken = self.waker.shutdown(Shutdown::Both);
         if thread.join().is_err() {
             tracing::error!(
                 "internal error: socket thread panicked; other processes could not attach"
@@ -314,7 +333,8 @@ fn listen(path: &Path, mode: u32) -> Result<(Unshared<UnixListener>, Bound), Err
 impl Owner {
     fn run(&self, listener: &UnixListener) {
         let may = |from: &Credentials| self.may_attach(from);
-        accept::run(listener, &self.stop, may, |socket, from, role| {
+        let until = (&*self.stop, &*self.woken);
+        accept::run(listener, until, may, |socket, from, role| {
             self.serve(socket, from, role)
         });
     }

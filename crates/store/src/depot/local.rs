@@ -257,6 +257,10 @@ impl Verbs for Local {
         populate::aside(media.collect(), Arc::clone(&self.core.gate))
     }
 
+    fn renew(&self) -> Result<(), Error> {
+        self.core.renew()
+    }
+
     fn gone(&self, limit: usize) -> Result<Gone, Error> {
         self.core.gone(OWN_LISTENER, limit)
     }

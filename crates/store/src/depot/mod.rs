@@ -169,6 +169,18 @@ impl Depot {
         self.verbs.populate_aside()
     }
 
+    /// Reads the credentials of asynchronous tiers again: tokens, certificates and keys in files.
+    ///
+    /// New connections use the new credentials, and existing connections continue. In a client, the
+    /// call has no effect.
+    ///
+    /// # Errors
+    ///
+    /// The error of a credential that cannot be used. The tier keeps the credentials that it has.
+    pub fn renew(&self) -> Result<(), Error> {
+        self.verbs.renew()
+    }
+
     fn about(&self) -> &About {
         self.verbs.about()
     }

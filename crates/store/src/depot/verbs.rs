@@ -96,6 +96,15 @@ pub trait Verbs: Send + Sync {
     /// Those of [`Depot::populate_aside`](super::Depot::populate_aside).
     fn populate_aside(&self) -> Result<(), Error>;
 
+    /// Reads credentials again, like [`Depot::renew`](super::Depot::renew).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Depot::renew`](super::Depot::renew).
+    fn renew(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Returns counters and usage.
     fn stats(&self) -> Stats;
 

@@ -185,6 +185,16 @@ impl Core {
         apart.filter_map(Apart::directory).collect()
     }
 
+    /// Reads the credentials of asynchronous tiers again.
+    ///
+    /// # Errors
+    ///
+    /// That of the first tier whose credentials cannot be used.
+    pub fn renew(&self) -> Result<(), Error> {
+        let mut apart = self.tiers.iter().filter_map(Stage::apart);
+        apart.try_for_each(|apart| apart.tier().renew())
+    }
+
     /// Returns the keys with which processes of this user read blocks of asynchronous tiers on
     /// other hosts.
     ///

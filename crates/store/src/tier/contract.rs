@@ -221,6 +221,15 @@ pub trait Tier: Send + Sync {
     /// group; `None` ends the group. A tier may order its blocks differently.
     fn group(&self, _number: u64, _namespace: NamespaceId, _keys: &[Key], _class: Option<Class>) {}
 
+    /// Reads the credentials of the tier again, for connections that begin afterwards.
+    ///
+    /// # Errors
+    ///
+    /// The error of a credential that cannot be used. The tier keeps the credentials that it has.
+    fn renew(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Returns usage and counters.
     fn stats(&self) -> TierStats;
 

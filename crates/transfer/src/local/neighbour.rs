@@ -302,19 +302,19 @@ fn broken(error: Malformed) -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use arc_swap::ArcSwap;
+
     use super::*;
     use crate::grant::Names;
     use crate::local::Door;
-    use crate::peer::random;
-    use crate::wire::Key;
+    use crate::peer::{Secrets, random};
 
     #[test]
     fn who_opens_later_is_found_and_who_is_gone_is_forgotten() {
         let shake = || Shake {
             initiator: [0; 16],
             engine: random().unwrap(),
-            key: Key::of(b""),
-            secured: None,
+            secrets: Arc::new(ArcSwap::from_pointee(Secrets::new(&[], None))),
             timeout: Duration::from_secs(5),
         };
         let (mine, theirs) = (shake(), shake());

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use kvdepot_host::fork::Unshared;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -18,6 +19,38 @@ use crate::wire::{Challenge, Hello, Key, MAC, Malformed, Proof, Turn};
 /// How what TLS says to who speaks none begins.
 const ALERT: [u8; 3] = [21, 3, 3];
 
+/// What connections are proved and protected by. It is replaced as a whole, and holds for those that
+/// begin afterwards.
+#[derive(Clone, Debug)]
+pub(crate) struct Secrets {
+    /// An engine proves itself by the first, and believes who proves any of them.
+    keys: Vec<Key>,
+    /// What protects connections; not those of neighbours.
+    pub(crate) secured: Option<Arc<Secured>>,
+}
+
+impl Secrets {
+    /// Of these tokens. Without one the empty token is what both sides have.
+    pub(crate) fn new(tokens: &[Vec<u8>], secured: Option<Arc<Secured>>) -> Secrets {
+        let mut keys: Vec<Key> = tokens.iter().map(|token| Key::of(token)).collect();
+        if keys.is_empty() {
+            keys.push(Key::of(&[]));
+        }
+        Secrets { keys, secured }
+    }
+
+    /// All that are believed.
+    pub(crate) fn keys(&self) -> &[Key] {
+        &self.keys
+    }
+
+    /// The one that this engine proves itself by.
+    fn own(&self) -> &Key {
+        // There is one at least.
+        &self.keys[0]
+    }
+}
+
 /// What an initiator greets with.
 #[derive(Clone, Debug)]
 pub(crate) struct Shake {
@@ -25,9 +58,7 @@ pub(crate) struct Shake {
     pub(crate) engine: [u8; 16],
     /// What is said to whom this engine connects to; nobody else hears it.
     pub(crate) initiator: [u8; 16],
-    pub(crate) key: Key,
-    /// What protects connections; not those of neighbours.
-    pub(crate) secured: Option<Arc<Secured>>,
+    pub(crate) secrets: Arc<ArcSwap<Secrets>>,
     pub(crate) timeout: Duration,
 }
 
@@ -65,8 +96,9 @@ impl Shake {
         if let Some(reason) = challenge.refusal()? {
             return Err(Cold::Refused(reason));
         }
+        let secrets = self.secrets.load_full();
         let proof = Proof {
-            key: &self.key,
+            key: secrets.own(),
             hello: &hello,
             challenge: &challenge,
         };
@@ -119,7 +151,8 @@ impl Dialer {
         let timeout = Some(self.shake.timeout);
         let connect = || TcpStream::connect_timeout(&self.address, self.shake.timeout);
         let stream = Unshared::open(connect)?;
-        let line = Line::to(stream, self.address, self.shake.secured.as_ref())?;
+        let secrets = self.shake.secrets.load_full();
+        let line = Line::to(stream, self.address, secrets.secured.as_ref())?;
         line.set_write_timeout(timeout)?;
         let greeted = self.shake.greet(line.as_fd(), lane);
         // Where TLS has ended it, that is why.

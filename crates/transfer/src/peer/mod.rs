@@ -7,7 +7,7 @@ mod known;
 mod lane;
 mod queue;
 
-pub(crate) use dial::{Dialer, Shake, random};
+pub(crate) use dial::{Dialer, Secrets, Shake, random};
 pub(crate) use known::Peers;
 
 use std::net::SocketAddr;

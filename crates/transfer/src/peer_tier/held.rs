@@ -28,7 +28,7 @@ pub(super) struct Held {
     keys: Option<Arc<Keyring>>,
     share: Arc<Share>,
     pass: Pass,
-    key: DoorKey,
+    key: Mutex<DoorKey>,
     entries: Mutex<HashMap<u64, What>>,
     next: AtomicU64,
 }
@@ -154,11 +154,20 @@ impl Held {
             number,
             keys,
             share: Arc::clone(share),
-            key: pass.key(),
+            key: Mutex::new(pass.key()),
             pass,
             entries: Mutex::default(),
             next: AtomicU64::new(1),
         })
+    }
+
+    /// Hands this token to workers that attach from now on.
+    pub(super) fn renew(&self, token: Vec<u8>) {
+        let pass = Pass {
+            token,
+            ..self.pass.clone()
+        };
+        *self.key.lock() = pass.key();
     }
 
     /// Bytes of MACs behind each part of a block of this namespace.
@@ -329,7 +338,7 @@ impl Ends for Held {
 
     /// None where there are keys: only this process knows them, and who reads has to verify.
     fn door(&self) -> Option<DoorKey> {
-        self.keys.is_none().then(|| self.key.clone())
+        self.keys.is_none().then(|| self.key.lock().clone())
     }
 
     fn arena(&self) -> Option<Arc<Arena>> {

@@ -54,7 +54,7 @@ use home::Home;
 use hosts::{Hosts, Whom};
 use messages::{Ask, KEYS_MAX, Keys, Said};
 use mover::Mover;
-use options::{NAME, OPTIONS, Options, Source, half, refused};
+use options::{NAME, OPTIONS, Options, Secrets, Source, half, refused};
 use pass::Pass;
 use share::Share;
 use target::Net;
@@ -114,6 +114,7 @@ struct Common {
     own: Arc<Desk>,
     lasts: bool,
     replicas: usize,
+    secrets: Secrets,
 }
 
 impl Peers {
@@ -126,8 +127,8 @@ impl Peers {
         let home = Arc::new(Home::new(&options.name, &share)?);
         let config = Config {
             listen: Some(options.listen),
-            token: options.token.clone(),
-            tls: options.tls.clone(),
+            token: options.secrets.token(),
+            tls: options.secrets.tls.clone(),
             // What is written is known to have come before it is published. Who reads verifies, and
             // the home looks itself before a block goes, but for one that has MACs.
             checksum: true,
@@ -140,6 +141,11 @@ impl Peers {
         };
         let engine = Engine::answering(config, Some(Arc::clone(&home) as _)).map_err(refused)?;
         let engine = Arc::new(engine);
+        let secrets = &options.secrets;
+        if secrets.tokens.len() > 1 {
+            let renewed = engine.renew(&secrets.tokens, secrets.tls.as_ref());
+            renewed.map_err(refused)?;
+        }
         home.serve_by(&engine);
         let membership = match &options.source {
             Source::Fixed(hosts) => Membership::fixed(hosts.clone()),
@@ -171,8 +177,8 @@ impl Peers {
         let hosts = Arc::new(hosts);
         let pass = Pass {
             holder: engine.initiator,
-            token: options.token.clone(),
-            tls: options.tls.clone(),
+            token: secrets.token(),
+            tls: secrets.tls.clone(),
             lookup: half(terms.lookup),
             timeout: half(terms.timeout),
         };
@@ -187,6 +193,7 @@ impl Peers {
             own: Desk::new("kvdepot-share", THREADS),
             lasts: options.path.is_some() || terms.is_last,
             replicas: options.replicas,
+            secrets: secrets.clone(),
         });
         common.share.arena().keep();
         common.share.spread(&common.hosts);
@@ -281,6 +288,18 @@ impl Tier for Peers {
 
     fn lasts(&self) -> bool {
         self.common.lasts
+    }
+
+    fn renew(&self) -> Result<(), Error> {
+        let secrets = self.common.secrets.read_again()?;
+        let renewed = self
+            .common
+            .engine
+            .renew(&secrets.tokens, secrets.tls.as_ref());
+        renewed.map_err(refused)?;
+        // Workers that attach from now on prove it.
+        self.common.held.renew(secrets.token());
+        Ok(())
     }
 
     fn block_max(&self) -> u64 {

@@ -93,7 +93,9 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
         "token_file",
         Kind::Text,
         "none",
-        "File that contains the shared token of all hosts; file mode 0600, at most 4096 bytes.",
+        "File that contains the shared token of all hosts; file mode 0600, at most 4096 bytes. Each \
+         line contains a token: the host presents the first, and admits every host that presents any \
+         of them. kvdepot reads the file again on SIGHUP.",
     ),
     OptionSpec::new(
         "peer",
@@ -151,11 +153,47 @@ pub(super) struct Options {
     pub(super) capacity: u64,
     pub(super) listen: SocketAddr,
     pub(super) advertise: Option<SocketAddr>,
-    pub(super) token: Vec<u8>,
-    pub(super) tls: Option<Tls>,
+    pub(super) secrets: Secrets,
     pub(super) path: Option<PathBuf>,
     pub(super) replicas: usize,
     pub(super) source: Source,
+}
+
+/// What hosts prove themselves by, and where it is read again.
+#[derive(Clone)]
+pub(super) struct Secrets {
+    /// The first is presented, and all are admitted.
+    pub(super) tokens: Vec<Vec<u8>>,
+    token_file: Option<PathBuf>,
+    pub(super) tls: Option<Tls>,
+}
+
+impl Secrets {
+    /// The same after a look at the file of the tokens. Those of TLS are read by the engine.
+    pub(super) fn read_again(&self) -> Result<Secrets, Error> {
+        let tokens = match &self.token_file {
+            Some(path) => tokens_of(path)?,
+            None => self.tokens.clone(),
+        };
+        Ok(Secrets {
+            tokens,
+            ..self.clone()
+        })
+    }
+
+    /// The token that this host presents; empty without one.
+    pub(super) fn token(&self) -> Vec<u8> {
+        self.tokens.first().cloned().unwrap_or_default()
+    }
+}
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Secrets")
+            .field("token_file", &self.token_file)
+            .field("tls", &self.tls)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Where hosts come from.
@@ -198,8 +236,8 @@ impl Options {
                 "an address that other hosts can connect to, because peer.listen is not one";
             return Err(Error::config("peer.advertise", "missing", allowed));
         }
-        let (token, tls) = (token(section, files)?, tls(section)?);
-        if token.is_none() && tls.is_none() && !listen.ip().is_loopback() {
+        let (tokens, tls) = (tokens(section, files)?, tls(section)?);
+        if tokens.is_none() && tls.is_none() && !listen.ip().is_loopback() {
             let allowed = "a loopback address, or any address with peer.token, peer.token_file or \
                            peer.tls_ca";
             return Err(Error::config("peer.listen", listen, allowed));
@@ -214,8 +252,11 @@ impl Options {
             capacity,
             listen,
             advertise,
-            token: token.unwrap_or_default(),
-            tls,
+            secrets: Secrets {
+                tokens: tokens.unwrap_or_default(),
+                token_file: section.path("token_file"),
+                tls,
+            },
             path: section.path("path"),
             replicas: replicas as usize,
             source,
@@ -316,20 +357,20 @@ fn address(field: &str, text: &str) -> Result<SocketAddr, Error> {
 }
 
 /// What hosts prove themselves by; nothing of a file that is not read.
-fn token(section: &Section, files: bool) -> Result<Option<Vec<u8>>, Error> {
+fn tokens(section: &Section, files: bool) -> Result<Option<Vec<Vec<u8>>>, Error> {
     match (section.text("token"), section.path("token_file")) {
         (Some(_), Some(path)) => {
             let allowed = "either peer.token or peer.token_file, not both";
             Err(Error::config("peer.token_file", path.display(), allowed))
         }
-        (Some(token), None) => Ok(Some(token.as_bytes().to_vec())),
-        (None, Some(path)) if files => token_of(&path).map(Some),
+        (Some(token), None) => Ok(Some(vec![token.as_bytes().to_vec()])),
+        (None, Some(path)) if files => tokens_of(&path).map(Some),
         (None, Some(_)) => Ok(Some(Vec::new())),
         (None, None) => Ok(None),
     }
 }
 
-fn token_of(path: &Path) -> Result<Vec<u8>, Error> {
+fn tokens_of(path: &Path) -> Result<Vec<Vec<u8>>, Error> {
     use std::os::unix::fs::PermissionsExt;
     let io = |source| Error::Io {
         path: format!("peer.token_file: {}", path.display()).into(),
@@ -346,10 +387,14 @@ fn token_of(path: &Path) -> Result<Vec<u8>, Error> {
         return Err(refuse("a file of at most 4096 bytes"));
     }
     let text = std::fs::read(path).map_err(io)?;
-    let token = text.trim_ascii();
-    match token.is_empty() {
+    let lines = text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+    let tokens: Vec<Vec<u8>> = lines
+        .filter(|line| !line.is_empty())
+        .map(<[u8]>::to_vec)
+        .collect();
+    match tokens.is_empty() {
         true => Err(refuse("a file that contains a token")),
-        false => Ok(token.to_vec()),
+        false => Ok(tokens),
     }
 }
 

@@ -163,9 +163,9 @@ impl House {
 
     /// Most connections: what is configured, and what the system has descriptors for.
     fn connections_max(&self) -> usize {
-        let each = match self.terms.shake.secured {
-            Some(_) => DESCRIPTORS_TLS,
-            None => DESCRIPTORS,
+        let each = match self.terms.shake.secrets.load().secured.is_some() {
+            true => DESCRIPTORS_TLS,
+            false => DESCRIPTORS,
         };
         let most = limits::descriptors() / DESCRIPTORS_PART / each;
         self.terms.connections_max.min(most.max(1))
@@ -211,7 +211,8 @@ impl House {
             self.connections.fetch_sub(1, Ordering::AcqRel);
             return Err(io::Error::other("too many connections"));
         }
-        let line = Line::from(way, peer, self.terms.shake.secured.as_ref());
+        let secrets = self.terms.shake.secrets.load_full();
+        let line = Line::from(way, peer, secrets.secured.as_ref());
         let line = line.inspect_err(|_| {
             self.connections.fetch_sub(1, Ordering::AcqRel);
         })?;
