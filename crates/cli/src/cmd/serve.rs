@@ -1,5 +1,6 @@
 //! `kvdepot serve`: a depot for all processes of a host.
 
+use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,11 +9,12 @@ use kvdepot_host::socket::PassedSocket;
 use kvdepot_store::Config;
 use kvdepot_store::config::set;
 use serde_json::{Value, json};
+use signal_hook::consts::SIGHUP;
 
 use super::options::{self, refused};
 use crate::args::Serve;
 use crate::error::Error;
-use crate::interrupt::Interrupt;
+use crate::interrupt::{Interrupt, Request};
 use crate::output::Output;
 
 /// How long a signal may go unnoticed.
@@ -28,7 +30,14 @@ pub(crate) fn run(args: &Serve, output: &mut Output) -> Result<i32, Error> {
     })?;
     let config = config(args, passed.as_ref().map(PassedSocket::path))?;
     // Before the depot opens, which may wait for another owner.
-    let interrupt = Interrupt::catch()?;
+    // A terminal that is closed ends the server; without one the signal is a service manager's.
+    let (interrupt, reload) = match std::io::stdin().is_terminal() {
+        true => (Interrupt::catch()?, None),
+        false => (
+            Interrupt::catch_except(&[SIGHUP])?,
+            Some(Request::catch(SIGHUP)?),
+        ),
+    };
     let started = match interrupt.during(|| kvdepot_service::start_on(&config, passed)) {
         Err(kvdepot_store::Error::Interrupted) => return Ok(crate::status::OK),
         started => started?,
@@ -58,6 +67,13 @@ pub(crate) fn run(args: &Serve, output: &mut Output) -> Result<i32, Error> {
     notify("READY=1");
     while !interrupt.came() {
         std::thread::sleep(LOOK);
+        if reload.as_ref().is_some_and(Request::came) {
+            match depot.renew() {
+                Ok(()) => tracing::info!("credentials read again; new connections use them"),
+                Err(error) => tracing::warn!(%error,
+                    "cannot read the credentials again; the server keeps the credentials that it has"),
+            }
+        }
     }
     notify("STOPPING=1");
     depot.close();

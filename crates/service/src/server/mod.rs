@@ -240,8 +240,8 @@ impl Serves for Server {
             return;
         };
         self.stop.store(true, Ordering::SeqCst);
-        // Ends the accept, whatever has become of the path. The service manager keeps its socket for
-        // the next server, which finds in its queue whoever has connected since.
+        // Ends the accept, whatever has become of the path. The service manager keeps its socket
+        // for the next server, which finds in its queue whoever has connected since.
         if !self.bound.is_passed() {
             let _ended = self.listener.shutdown(Shutdown::Both);
         }

@@ -52,7 +52,7 @@ pub(crate) use evictor::{Bell, Evictor};
 pub use get::{GetOptions, plan};
 pub use grouped::Grouped;
 use kvdepot_arena::gate::Gate;
-use kvdepot_arena::{Arena, Place, Uses};
+use kvdepot_arena::{Arena, Error, Place, Uses};
 use kvdepot_media::Copier;
 pub(crate) use ledger::Ledger;
 pub(crate) use loads::Loads;

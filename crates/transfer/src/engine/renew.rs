@@ -28,7 +28,11 @@ impl Engine {
             return Err(Error::input("tls_certificate", "changed", allowed));
         }
         let secured = tls.map(Secured::read).transpose()?.map(Arc::new);
-        self.secured.lock().extend(secured.clone());
+        let mut all = self.secured.lock();
+        // Those before it end with their last connection.
+        all.retain(|one| Arc::strong_count(one) > 1);
+        all.extend(secured.clone());
+        drop(all);
         self.secrets.store(Arc::new(Secrets::new(tokens, secured)));
         Ok(())
     }

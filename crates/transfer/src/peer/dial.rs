@@ -19,8 +19,8 @@ use crate::wire::{Challenge, Hello, Key, MAC, Malformed, Proof, Turn};
 /// How what TLS says to who speaks none begins.
 const ALERT: [u8; 3] = [21, 3, 3];
 
-/// What connections are proved and protected by. It is replaced as a whole, and holds for those that
-/// begin afterwards.
+/// Tokens and certificates of an engine. They are replaced as a whole, for connections that begin
+/// afterwards.
 #[derive(Clone, Debug)]
 pub(crate) struct Secrets {
     /// An engine proves itself by the first, and believes who proves any of them.

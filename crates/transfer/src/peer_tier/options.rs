@@ -94,8 +94,8 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
         Kind::Text,
         "none",
         "File that contains the shared token of all hosts; file mode 0600, at most 4096 bytes. Each \
-         line contains a token: the host presents the first, and admits every host that presents any \
-         of them. kvdepot reads the file again on SIGHUP.",
+         line contains a token: the host presents the first, and admits every host that presents \
+         any of them. kvdepot reads the file again on SIGHUP.",
     ),
     OptionSpec::new(
         "peer",
