@@ -7,7 +7,7 @@
 //! closes, and if not it stays open for twice as long, up to five seconds.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ use crate::ghosts::Ghosts;
 const FAILURES: u32 = 3;
 
 /// Time for which the breaker is open at first, and at most: a tier that answers again is of use
-/// within seconds, however long it was silent.
+/// within seconds, however long it was silent. A trial in vain takes its own time besides.
 const OPEN_FIRST: Duration = Duration::from_millis(500);
 const OPEN_MOST: Duration = Duration::from_secs(5);
 
@@ -103,9 +103,10 @@ impl<T: Send + 'static> Answer<T> {
             Answer::Now(answer) => return answer,
             Answer::Later(later) => later,
         };
+        let unasked = later.pending.unasked();
         let answer = wait(later.pending, &later.alarm, later.limit);
         if let Some(breaker) = later.breaker {
-            breaker.heard(answer.is_some());
+            breaker.heard_late(answer.is_some(), &unasked);
         }
         answer
     }
@@ -132,9 +133,10 @@ impl<T: Send + 'static> Later<T> {
             breaker,
             alarm,
         } = self;
+        let unasked = pending.unasked();
         pending.then(Some((&alarm, limit)), move |answer| {
             if let Some(breaker) = breaker {
-                breaker.heard(answer.is_some());
+                breaker.heard_late(answer.is_some(), &unasked);
             }
             then(answer);
         });
@@ -348,9 +350,14 @@ impl Apart {
         put: impl FnOnce(Reply<T>),
     ) -> Answer<T> {
         put(reply);
+        let unasked = pending.unasked();
         match pending.now() {
             Ok(answer) => {
-                self.breaker.heard(answer.is_some());
+                match answer.is_some() && unasked.load(Ordering::Relaxed) {
+                    // The next call tries.
+                    true => self.breaker.state.lock().tries = false,
+                    false => self.breaker.heard(answer.is_some()),
+                }
                 Answer::Now(answer)
             }
             Err(pending) => Answer::Later(Later {
@@ -504,6 +511,19 @@ impl Breaker {
         true
     }
 
+    /// Notes whether a question was answered that took its time. One that waited in this process
+    /// until its limit says nothing of the tier: it neither closes the breaker nor counts.
+    fn heard_late(&self, answered: bool, unasked: &AtomicBool) {
+        if !(answered && unasked.load(Ordering::Relaxed)) {
+            return self.heard(answered);
+        }
+        let mut state = self.state.lock();
+        if state.tries {
+            state.tries = false;
+            state.open_until = clock::now().checked_add(state.open_for);
+        }
+    }
+
     /// Notes whether a question was answered.
     fn heard(&self, answered: bool) {
         let mut state = self.state.lock();
@@ -563,6 +583,34 @@ mod tests {
         breaker.heard(true);
         assert!(breaker.lets_through() && breaker.lets_through());
         assert_eq!(breaker.opened.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn an_answer_that_no_tier_gave_closes_no_breaker() {
+        let breaker = Arc::new(Breaker::new("Test"));
+        let alarm = Arc::new(Alarm::start().unwrap());
+        let refused = || {
+            let (reply, pending) = ask::<()>();
+            reply.waits(|| ());
+            let later = Later {
+                pending,
+                limit: Duration::from_millis(1),
+                breaker: Some(Arc::clone(&breaker)),
+                alarm: Arc::clone(&alarm),
+            };
+            assert!(Answer::Later(later).wait().is_some());
+            drop(reply);
+        };
+        (1..FAILURES).for_each(|_| breaker.heard(false));
+        refused();
+        breaker.heard(false);
+        assert!(!breaker.lets_through(), "failures are counted on");
+        let over = clock::now().checked_sub(Duration::from_millis(1));
+        breaker.state.lock().open_until = over;
+        assert!(breaker.lets_through());
+        refused();
+        assert!(breaker.state.lock().open_until > Some(clock::now()));
+        assert!(!breaker.lets_through(), "it is open still");
     }
 
     #[test]

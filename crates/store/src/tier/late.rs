@@ -57,6 +57,8 @@ struct Shared<T> {
     so_far: Mutex<SoFar<T>>,
     /// The call has waited for a resource of this process.
     waited: AtomicBool,
+    /// The answer says nothing of the tier, which was not asked for it.
+    unasked: Arc<AtomicBool>,
     /// Time of the last progress.
     heard: Mutex<Option<Instant>>,
     /// That of the threads at which the call waits for its turn.
@@ -100,6 +102,7 @@ pub(super) fn ask_or<T>(back: Option<Back<T>>) -> (Reply<T>, Pending<T>) {
         back: Mutex::new(back),
         so_far: Mutex::new(SoFar::None),
         waited: AtomicBool::new(false),
+        unasked: Arc::default(),
         heard: Mutex::new(None),
         pulse: Mutex::new(None),
     });
@@ -184,10 +187,12 @@ impl<T: Send + 'static> Reply<T> {
                 .lock()
                 .clone()
                 .map(|pulse| (pulse, clock::now()));
+            let unasked = Arc::clone(&shared.unasked);
             let so_far = move || {
                 let found = so_far.take();
                 let has_some = found.iter().any(Option::is_some);
                 let others = pulse.is_some_and(|(pulse, then)| pulse.has_beaten_since(then));
+                unasked.store(!has_some && !others, Ordering::Relaxed);
                 (has_some || waited || others).then(|| told(found))
             };
             shared.so_far.lock().set(so_far);
@@ -206,11 +211,23 @@ impl<T: Send + 'static> Reply<T> {
     /// Records that the request waits for a resource of this process.
     ///
     /// If it still waits at its time limit, the result of `refusal` is the answer. The tier then
-    /// does not count as unresponsive.
+    /// counts neither as unresponsive nor as responding.
     pub fn waits(&self, refusal: impl FnOnce() -> T + Send + 'static) {
         if let Some(shared) = &self.0 {
             shared.waited.store(true, Ordering::Relaxed);
-            shared.so_far.lock().set(|| Some(refusal()));
+            let unasked = Arc::clone(&shared.unasked);
+            shared.so_far.lock().set(move || {
+                unasked.store(true, Ordering::Relaxed);
+                Some(refusal())
+            });
+        }
+    }
+
+    /// Records that the answer comes from memory of this process: whether the tier responds is not
+    /// known by it.
+    pub fn asks_nobody(&self) {
+        if let Some(shared) = &self.0 {
+            shared.unasked.store(true, Ordering::Relaxed);
         }
     }
 
@@ -292,6 +309,11 @@ impl<T> Drop for Reply<T> {
 }
 
 impl<T: Send + 'static> Pending<T> {
+    /// Whether the answer says nothing of the tier; known once it has come.
+    pub(super) fn unasked(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0.unasked)
+    }
+
     /// Returns the answer, if the tier gave it during the call.
     ///
     /// # Errors

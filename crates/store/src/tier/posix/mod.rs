@@ -200,6 +200,9 @@ impl Tier for Posix {
         let (known, turn) = self.common.filter.of(names.iter().copied());
         let (asked, told) = unknown(names, known);
         let asked: Vec<(usize, Identity)> = asked.into_iter().enumerate().collect();
+        if asked.is_empty() {
+            reply.asks_nobody();
+        }
         reply.in_turn(self.reads.pulse());
         let parts = reply.in_parts(asked.len(), told.clone());
         let look = {
@@ -281,6 +284,9 @@ impl Tier for Posix {
             Some((place.identity, file))
         });
         let files: Vec<_> = files.collect();
+        if files.is_empty() {
+            reply.asks_nobody();
+        }
         let common = Arc::clone(&self.common);
         let remove = move |(name, file): (Identity, Arc<BlockFile>)| {
             common.remove(&name, Some(file.inode()), Why::Rotten)

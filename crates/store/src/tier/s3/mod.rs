@@ -252,6 +252,7 @@ impl Tier for S3 {
         let (known, _) = self.common.filter.of(names.iter().copied());
         let (asked, told) = unknown(names, known);
         if asked.is_empty() {
+            reply.asks_nobody();
             reply.answer(told(Vec::new()));
             return;
         }
