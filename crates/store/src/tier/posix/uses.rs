@@ -38,7 +38,9 @@ impl Times {
         known.copied()
     }
 
+    /// The later of two uses counts: calls that note the same blocks take turns.
     fn set(&mut self, number: u64, time: i64) {
+        let time = self.get(number).map_or(time, |known| known.max(time));
         if self.now.len() >= self.most {
             self.before = std::mem::take(&mut self.now);
         }
