@@ -507,7 +507,7 @@ def test_processor_options_count_for_media_alone(config: Any) -> None:
     assert len({one.media for one in found}) == 4
 
 
-def test_a_gpus_capability_counts_under_quantized_weights(
+def test_a_gpus_capability_counts_under_quantized_weights_or_kv(
     config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels of FP8 round activations where the GPU can multiply FP8, and nowhere else."""
@@ -518,16 +518,18 @@ def test_a_gpus_capability_counts_under_quantized_weights(
 
     spec = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=16, dtype=torch.float32)
     group = KVCacheGroupSpec(["layer.0"], spec)
-    found: dict[str | None, set[str]] = {None: set(), "fp8": set()}
+    found: dict[tuple[str | None, str], set[str]]
+    found = {(None, "auto"): set(), ("fp8", "auto"): set(), (None, "fp8"): set()}
     for major in (8, 9):
         platform = SimpleNamespace(
             get_device_capability=lambda major=major: DeviceCapability(major, 0)
         )
         monkeypatch.setattr(vllm_namespace, "current_platform", platform)
-        for quantization, layouts in found.items():
+        for (quantization, dtype), layouts in found.items():
             monkeypatch.setattr(config.model_config, "quantization", quantization)
+            monkeypatch.setattr(config.cache_config, "cache_dtype", dtype)
             layouts.add(vllm_namespace.layout_of_group(config, group, {}, "cuda"))
-    assert [len(layouts) for layouts in found.values()] == [1, 2]
+    assert [len(layouts) for layouts in found.values()] == [1, 2, 2]
 
 
 def test_other_packages_that_patch_models_count(monkeypatch: pytest.MonkeyPatch) -> None:

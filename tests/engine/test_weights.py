@@ -93,7 +93,21 @@ def test_files_of_processors_have_a_fingerprint_of_their_own(tmp_path: Path) -> 
     after = engine_weights.of_processor(one)
     (one / "speech_tokenizer").mkdir()
     (one / "speech_tokenizer/tokenizer.json").write_text("{}")
-    assert len({before, between, after, engine_weights.of_processor(one)}) == 4
+    folder = engine_weights.of_processor(one)
+    assert len({before, between, after, folder}) == 4
+    # Weights there count for all blocks, and are not read again.
+    (one / "speech_tokenizer/model.safetensors").write_bytes(b"x")
+    assert engine_weights.of_processor(one) == folder
+
+
+def test_a_configuration_counts_where_it_is_not_handed_over(tmp_path: Path) -> None:
+    one = model(tmp_path / "one", {"a": b"x"})
+    found = []
+    for config in ('{"a": 1}', '{"a": 1, "transformers_version": "5"}', '{"a": 2}', "no JSON"):
+        (one / "config.json").write_text(config)
+        found.append(engine_weights.of_directory(one, config=True))
+    assert found[0] == found[1]
+    assert len(set(found)) == 3
 
 
 MIB = 1 << 20

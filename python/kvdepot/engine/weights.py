@@ -33,6 +33,8 @@ SMALL_BYTES = 64 << 10
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 CONFIG_FILES = ("config.json", "params.json")
+# What the program that wrote a configuration says of itself.
+OF_THE_WRITER = ("_name_or_path", "transformers_version")
 TOKENIZER_FILES = (
     "tokenizer* vocab* merges.txt special_tokens_map.json added_tokens.json tekken.json *.model "
     "*.tiktoken"
@@ -55,7 +57,7 @@ PROCESSOR_FILES = (
     "audio_preprocessor_config.json",
 )
 # Folders with more of them.
-PROCESSOR_FOLDERS = ("speech_tokenizer",)
+PROCESSOR_FOLDERS = ("speech_tokenizer", "whisper-large-v3")
 
 
 def mode_of(setting: str) -> str:
@@ -104,8 +106,18 @@ def of_directory(
             _add(digest, path.name, of_file(path, mode))
     for name in CONFIG_FILES if config else ():
         with contextlib.suppress(FileNotFoundError):
-            _add(digest, name, of_file(directory / name, FULL))
+            _add(digest, name, _of_config((directory / name).read_bytes()))
     return digest.hexdigest()
+
+
+def _of_config(text: bytes) -> str:
+    """Digest of a model's configuration, without what its writer says of itself."""
+    with contextlib.suppress(ValueError):
+        config = json.loads(text)
+        if isinstance(config, dict):
+            config = {name: value for name, value in config.items() if name not in OF_THE_WRITER}
+        text = json.dumps(config, sort_keys=True).encode()
+    return hashlib.sha256(text).hexdigest()
 
 
 def files_of(directory: Path) -> list[Path]:
@@ -128,7 +140,7 @@ def of_processor(directory: Path) -> str:
             _add(digest, name, hashlib.sha256((directory / name).read_bytes()).hexdigest())
     for folder in PROCESSOR_FOLDERS:
         for path in sorted((directory / folder).glob("*")):
-            if path.is_file():
+            if path.is_file() and path.suffix not in WEIGHT_SUFFIXES:
                 _add(digest, f"{folder}/{path.name}", of_file(path, FULL))
     return digest.hexdigest()
 

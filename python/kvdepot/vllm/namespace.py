@@ -244,7 +244,10 @@ def _others(model: Any, directory: Path) -> list[str]:
 
 def _beside(name: str, load: Any, mode: str, text: str | None) -> str:
     directory = _directory_beside(name, load, text)
-    return "named" if directory is None else engine_weights.of_directory(directory, mode)
+    if directory is None:
+        return "named"
+    # vLLM reads its configuration itself.
+    return engine_weights.of_directory(directory, mode, config=True)
 
 
 def _tokenizer(model: Any, load: Any, text: str | None) -> str:
@@ -311,9 +314,13 @@ def layout_of_group(vllm_config: Any, group: Any, layers: dict[str, Any], device
 
 
 def _device(vllm_config: Any, device: str) -> str:
-    """Under quantized weights an accelerator's capability counts, too: vLLM chooses kernels by it
-    that round activations to other types."""
-    if device != "cuda" or vllm_config.model_config.quantization is None:
+    """Under quantized weights or KV an accelerator's capability counts, too: vLLM chooses kernels
+    by it that round activations to other types."""
+    draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
+    models = [one for one in (vllm_config.model_config, draft) if one is not None]
+    rounds = any(one.quantization is not None for one in models)
+    rounds |= str(vllm_config.cache_config.cache_dtype).startswith(("fp8", "nvfp4"))
+    if device != "cuda" or not rounds:
         return device
     capability = current_platform.get_device_capability()
     return f"{device} {capability and capability.to_int()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -38,7 +39,7 @@ ROPE_OF_ANY_LENGTH = frozenset(
 # From this length on, Llama 4 scales its queries, unless it is told otherwise.
 LLAMA4_LENGTH = 32768
 # Of the model's own configuration.
-NOT_OF_THE_NUMBERS = ("_name_or_path", "transformers_version")
+NOT_OF_THE_NUMBERS = weights.OF_THE_WRITER
 # What vLLM's models write into it as they are built, by a part of the architecture's name;
 # `length_of` resolves it.
 WRITTEN_BY_MODELS = {"llama4": "attn_temperature_tuning", "minimax": "max_model_len"}
@@ -107,7 +108,9 @@ def of(vllm_config: Any) -> Options:
         found["media"]["scales"] = weights.of_file(Path(scales), weights.FULL)
     quantization = _quantization_file(model)
     if quantization is not None:
-        found["base"]["quantization_config_file"] = weights.of_file(quantization, weights.FULL)
+        # vLLM reads it only for weights whose own configuration does not say it.
+        with contextlib.suppress(OSError):
+            found["base"]["quantization_config_file"] = weights.of_file(quantization, weights.FULL)
     texts = {kind: options.text_of(of_kind) for kind, of_kind in found.items()}
     return Options(**texts)
 
@@ -181,7 +184,7 @@ def _quantization_file(model_config: Any) -> Path | None:
     loaded."""
     overrides = model_config.hf_overrides
     name = overrides.get("quantization_config_file") if isinstance(overrides, Mapping) else None
-    return None if name is None else Path(name)
+    return Path(name) if isinstance(name, str) else None
 
 
 def _value(name: str, value: Any) -> Any:
