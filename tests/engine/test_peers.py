@@ -65,7 +65,8 @@ def start(host: Host, hosts: list[Host], model: Path, work: Path, role: str = "k
             "token": "shared",
             "hosts": peers,
             "capacity": "1GiB",
-            "lookup_timeout": "5s",
+            # Another host is waited for about half as long.
+            "lookup_timeout": "20s",
         },
     }
     transfer = {

@@ -53,9 +53,9 @@ def start() -> Iterator[Start]:
 
 
 def posix(folder: Path, capacity: str = "64MiB", **settings: Any) -> dict[str, Any]:
-    return {"pipeline": "Posix", "posix": {"path": str(folder / "kv"), "capacity": capacity}} | (
-        settings
-    )
+    # A busy machine is no file system that hangs.
+    place = {"path": str(folder / "kv"), "capacity": capacity, "lookup_timeout": "60s"}
+    return {"pipeline": "Posix", "posix": place} | settings
 
 
 def behind_cache(folder: Path) -> dict[str, Any]:

@@ -113,7 +113,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     ) -> EngineDouble:
         while started:
             started.pop().close()
-        place = {"path": str(tmp_path / "kv"), "capacity": "64MiB"}
+        # A busy machine is no file system that hangs.
+        place = {"path": str(tmp_path / "kv"), "capacity": "64MiB", "lookup_timeout": "60s"}
         tier = {"type": "KvdepotTier", "module_path": "kvdepot.vllm", "pipeline": "Posix"}
         extra = {
             "spec_name": "TieringOffloadingSpec",

@@ -73,6 +73,8 @@ fn serve_closing(home: &Path, pipeline: &str, close_timeout: &str) -> Depot {
     let mut settings = json!({
         "lanes": 2,
         "close_timeout": close_timeout,
+        // Longer than a machine stands still.
+        "lookup_timeout": "60s",
         "socket": path("s"),
         "files": {"path": path("files")},
     });
@@ -188,6 +190,7 @@ fn what_a_client_puts_behind_what_was_corrupt_is_stored() {
             let mut settings = json!({
                 "lanes": 2,
                 "close_timeout": "10s",
+                "lookup_timeout": "60s",
                 "socket": home.socket(),
                 "posix": {"path": home.0.path().join("posix"), "capacity": "64MiB"},
             });

@@ -16,7 +16,10 @@ const LEN: usize = 70_001;
 const SHORT: Duration = Duration::from_millis(50);
 
 fn serve(home: &Path, pipeline: &str) -> Depot {
-    let mut settings = json!({"lanes": 2, "close_timeout": "10s", "socket": home.join("s")});
+    // A lookup may take longer than a machine stands still.
+    let mut settings = json!({
+        "lanes": 2, "close_timeout": "10s", "lookup_timeout": "60s", "socket": home.join("s"),
+    });
     for tier in pipeline.split('|') {
         settings[tier.to_ascii_lowercase()] = match tier {
             "Cache" => json!({"capacity": "1MiB"}),

@@ -62,8 +62,20 @@ fn own() {
     child::sleep_until_killed();
 }
 
+/// A client that waits so long for each answer.
+fn connect_within(place: &Place, limit: Duration) -> Depot {
+    let mut client = None;
+    // A machine may stand still for longer.
+    eventually("a client", || {
+        let connected = kvdepot_service::connect_within(&place.socket(), Some(1), Some(limit));
+        client = connected.ok();
+        client.is_some()
+    });
+    client.unwrap()
+}
+
 fn connect(place: &Place) -> Depot {
-    kvdepot_service::connect_within(&place.socket(), Some(1), Some(LIMIT)).unwrap()
+    connect_within(place, LIMIT)
 }
 
 fn within<T>(limit: Duration, what: &str, run: impl FnOnce() -> T) -> T {
@@ -143,7 +155,7 @@ fn no_call_outlasts_its_limit_when_the_owner_is_stopped() {
     // One client each: after the first call that has waited in vain the others need not wait.
     let clients: Vec<_> = VERBS.iter().map(|_| connect(&place)).collect();
     let spaces: Vec<_> = clients.iter().map(namespace).collect();
-    assert_eq!(put(&spaces[0], &[1], LEN), [true]);
+    eventually("a block", || put(&spaces[0], &[1], LEN) == [true]);
     stop(&owner);
     std::thread::scope(|scope| {
         for (at, (name, ask)) in VERBS.iter().enumerate() {
@@ -182,7 +194,7 @@ fn after_the_owners_death_every_verb_answers_by_one_rule() {
     let Some((place, mut owner)) = served(TEST) else {
         return;
     };
-    let client = connect(&place);
+    let client = connect_within(&place, PATIENCE);
     let ns = namespace(&client);
     assert_eq!(put(&ns, &[1], LEN), [true]);
     assert!(client.drain(PATIENCE) && client.is_connected());
@@ -308,7 +320,7 @@ fn ending_pins_never_waits_for_the_owner_or_another_call() {
     });
     std::thread::sleep(Duration::from_millis(100));
     for pin in &pins {
-        within(Duration::from_secs(1), "unpin", || {
+        within(SOON, "unpin", || {
             ns.unpin(std::slice::from_ref(pin), false);
         });
     }
@@ -325,7 +337,9 @@ fn what_ends_while_the_owner_is_stopped_is_given_back_when_it_goes_on() {
     else {
         return;
     };
-    let client = connect(&place);
+    // It waits for longer than a machine stands still.
+    let limit = Duration::from_secs(5);
+    let client = connect_within(&place, limit);
     let ns = namespace(&client);
     assert_eq!(put(&ns, &[1, 2, 3], LEN), [true; 3]);
     assert!(client.drain(PATIENCE));
@@ -352,7 +366,7 @@ fn what_ends_while_the_owner_is_stopped_is_given_back_when_it_goes_on() {
     std::thread::scope(|scope| {
         // It holds the connection until the owner is taken for gone.
         let waiting = scope.spawn(|| commit(0));
-        std::thread::sleep(LIMIT / 3);
+        std::thread::sleep(limit / 3);
         ns.unpin(&pins[..1], true);
         ns.abort(&reserved[1..2]);
         assert_eq!(waiting.join().unwrap(), [false]);

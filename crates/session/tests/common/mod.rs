@@ -16,7 +16,8 @@ pub(crate) const ROW: usize = 100;
 
 pub(crate) fn depot(home: &Path) -> Depot {
     let settings = json!({
-        "socket": "off", "lanes": 1, "cache": {"capacity": "16MiB"},
+        // A lookup may take longer than a machine stands still.
+        "socket": "off", "lanes": 1, "lookup_timeout": "60s", "cache": {"capacity": "16MiB"},
         "posix": {"path": home.join("posix"), "capacity": "256MiB"},
     });
     kvdepot_service::open(&Config::new("Cache|Posix", &settings).unwrap()).unwrap()
@@ -119,7 +120,7 @@ pub(crate) fn longest(sessions: &Sessions, tokens: &[u32]) -> Option<Found> {
 /// Sessions of a tier of files alone, as another process has them.
 pub(crate) fn of_files(home: &Path) -> Sessions {
     let posix = json!({"path": home.join("posix"), "capacity": "256MiB"});
-    let settings = json!({"socket": "off", "lanes": 1, "posix": posix});
+    let settings = json!({"socket": "off", "lanes": 1, "lookup_timeout": "60s", "posix": posix});
     let depot = kvdepot_service::open(&Config::new("Posix", &settings).unwrap()).unwrap();
     Sessions::open(depot, &spec("w")).unwrap()
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 
 fn sessions(home: &Path) -> Sessions {
     let settings = json!({
-        "socket": "off", "lanes": 1, "cache": {"capacity": "64MiB"},
+        "socket": "off", "lanes": 1, "lookup_timeout": "60s", "cache": {"capacity": "64MiB"},
         "posix": {"path": home.join("posix"), "capacity": "256MiB"},
     });
     let config = Config::new("Cache|Posix", &settings).unwrap();

@@ -15,7 +15,7 @@ use serde_json::json;
 /// What is acknowledged of a tier of files outlives a process.
 fn open(home: &str) -> Sessions {
     let settings = json!({
-        "socket": "off", "lanes": 1, "lock_wait": "5s",
+        "socket": "off", "lanes": 1, "lock_wait": "5s", "lookup_timeout": "60s",
         "posix": {"path": Path::new(home).join("posix"), "capacity": "1GiB"},
     });
     let depot = kvdepot_service::open(&Config::new("Posix", &settings).unwrap()).unwrap();

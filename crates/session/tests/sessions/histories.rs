@@ -40,7 +40,7 @@ fn rows(tokens: &[u32], run: &std::ops::Range<usize>, way: u64) -> Vec<u8> {
 fn open(home: &Path, roomy: bool) -> Sessions {
     let capacity = if roomy { "256MiB" } else { "1MiB" };
     let posix = json!({"path": home.join("posix"), "capacity": capacity});
-    let settings = json!({"socket": "off", "lanes": 1, "posix": posix});
+    let settings = json!({"socket": "off", "lanes": 1, "lookup_timeout": "60s", "posix": posix});
     let depot = kvdepot_service::open(&Config::new("Posix", &settings).unwrap()).unwrap();
     Sessions::open(depot, &spec("w")).unwrap()
 }

@@ -18,7 +18,10 @@ const LONG: Option<Duration> = Some(Duration::from_secs(600));
 /// Sessions of two tiers, of which the second acknowledges.
 fn open(home: &Path, edge: &Value, own: &Value) -> Sessions {
     let mut posix = json!({"path": home.join("posix"), "capacity": "256MiB"});
-    let mut settings = json!({"socket": "off", "lanes": 1, "cache": {"capacity": "16MiB"}});
+    // A lookup may take longer than a machine stands still.
+    let mut settings = json!({
+        "socket": "off", "lanes": 1, "lookup_timeout": "60s", "cache": {"capacity": "16MiB"},
+    });
     for (into, more) in [(&mut posix, edge), (&mut settings, own)] {
         let more = more.as_object().unwrap().clone();
         into.as_object_mut().unwrap().extend(more);

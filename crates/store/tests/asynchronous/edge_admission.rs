@@ -42,6 +42,9 @@ fn open_in(
     let edges = all["edges"].take();
     all.as_object_mut().unwrap().remove("edges");
     all["lanes"] = json!(2);
+    // A lookup may take longer than a machine stands still.
+    let limit = all.as_object_mut().unwrap().entry("lookup_timeout");
+    limit.or_insert_with(|| json!("60s"));
     for tier in pipeline.split('|') {
         let path = dir.join(tier);
         let section = tier.to_ascii_lowercase();
@@ -446,7 +449,8 @@ fn a_first_touch_needs_no_room_in_the_queue() {
 fn a_first_touch_that_a_late_tier_does_not_take_goes_no_further_either() {
     let dir = tempfile::tempdir().unwrap();
     let mood = Arc::<Mood>::default();
-    let depot = open_in(&mood, dir.path(), "Further|Files", &["Files"], json!({}));
+    let soon = json!({"lookup_timeout": "1s"});
+    let depot = open_in(&mood, dir.path(), "Further|Files", &["Files"], soon);
     let ns = namespace(&depot);
     mood.lost.store(1000, Relaxed);
     assert_eq!(outcomes(&ns, &[1]), [Outcome::Declined]);

@@ -15,7 +15,14 @@ use serde_json::{Value, json};
 
 const LEN: usize = 70_001;
 
+/// Its lookups may take longer than a machine stands still.
 fn open(kinds: &Kinds, pipeline: &str, dir: &tempfile::TempDir) -> Depot {
+    let limits = json!({"close_timeout": "10s", "lookup_timeout": "60s"});
+    open_with(kinds, pipeline, dir, limits)
+}
+
+/// For tests in which a tier loses answers.
+fn open_impatient(kinds: &Kinds, pipeline: &str, dir: &tempfile::TempDir) -> Depot {
     open_with(kinds, pipeline, dir, json!({"close_timeout": "10s"}))
 }
 
@@ -357,7 +364,7 @@ fn a_tier_in_the_middle_that_is_broken_or_too_small_is_passed_by() {
     let forgets = files::kind_that(false);
     let kinds = late::kinds("Slow", slow_kind(forgets), &mood);
     let dir = tempfile::tempdir().unwrap();
-    let depot = open(&kinds, "Cache|Slow|Dax", &dir);
+    let depot = open_impatient(&kinds, "Cache|Slow|Dax", &dir);
     let ns = namespace(&depot);
     assert_eq!(put(&ns, &[1], LEN), [true]);
     mood.lost.store(1000, Ordering::Relaxed);
@@ -402,7 +409,7 @@ fn what_passes_by_the_tier_that_acknowledges_is_acknowledged_by_none_that_forget
     let mood = Arc::new(Mood::default());
     let kinds = slow_files(&mood).with(files::kind_that(false));
     let dir = tempfile::tempdir().unwrap();
-    let depot = open(&kinds, "Cache|Slow|Files", &dir);
+    let depot = open_impatient(&kinds, "Cache|Slow|Files", &dir);
     let ns = namespace(&depot);
     mood.lost.store(1000, Ordering::Relaxed);
     for block in 1..5 {
@@ -431,7 +438,7 @@ fn a_tier_that_does_not_answer_is_a_miss_and_is_left_alone_until_it_does() {
     let mood = Arc::new(Mood::default());
     let dir = tempfile::tempdir().unwrap();
     let kinds = slow_files(&mood);
-    let depot = open(&kinds, "Cache|Slow", &dir);
+    let depot = open_impatient(&kinds, "Cache|Slow", &dir);
     let ns = namespace(&depot);
     assert_eq!(put(&ns, &[1], LEN), [true]);
     mood.lost.store(1000, Ordering::Relaxed);
@@ -459,7 +466,7 @@ fn blocks_go_through_three_tiers_that_fail_at_random() {
     let dir = tempfile::tempdir().unwrap();
     let kinds = slow_files(&mood);
     for round in 0..4 {
-        let depot = open(&kinds, "Cache|Dax|Slow", &dir);
+        let depot = open_impatient(&kinds, "Cache|Dax|Slow", &dir);
         let ns = namespace(&depot);
         std::thread::scope(|scope| {
             for thread in 0..4_u64 {

@@ -30,7 +30,10 @@ pub(crate) fn try_open(pipeline: &str, dir: &Path, posix: Value) -> Result<Depot
             "Dax" => settings["dax"] = json!({"path": dir.join("dax"), "capacity": "2MiB"}),
             "Nvme" => settings["nvme"] = json!({"path": dir.join("nvme"), "capacity": "4MiB"}),
             _ => {
-                settings["posix"] = json!({"path": dir.join("posix"), "capacity": "64MiB"});
+                // A lookup may take longer than a machine stands still.
+                settings["posix"] = json!({
+                    "path": dir.join("posix"), "capacity": "64MiB", "lookup_timeout": "60s",
+                });
                 for (name, value) in posix.as_object().unwrap() {
                     settings["posix"][name] = value.clone();
                 }

@@ -30,6 +30,7 @@ fn try_open(pipeline: &str, dir: &Path, keys: Option<&Path>) -> Result<Depot, Er
     let mut settings = json!({
         "socket": "off",
         "lanes": 2,
+        "lookup_timeout": "60s",
     });
     if pipeline.contains("Posix") {
         settings["posix"] = json!({"path": dir.join("posix"), "capacity": "64MiB"});

@@ -506,7 +506,9 @@ fn pins_leave_the_process_half_of_its_descriptors() {
         ..limit
     };
     rustix::process::setrlimit(Resource::Nofile, limit).unwrap();
-    let depot = open(Path::new(&child::value("at")));
+    // Pins wait as long for files that others close.
+    let soon = json!({"lookup_timeout": "5s"});
+    let depot = open_with("Posix", Path::new(&child::value("at")), soon);
     let ns = namespace(&depot);
     assert_eq!(put_each(&depot, 0..300).len(), 300);
     let pins = common::pin_all(&ns, 0..300);

@@ -25,6 +25,7 @@ fn salted_beside(pipeline: &str, at: &Path, other: &Path) -> (Depot, Namespace) 
     fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
     let mut settings = json!({
         "lanes": 2, "close_timeout": "10s", "socket": "off", "mac_key_file": file,
+        "lookup_timeout": "60s",
         "cache": {"capacity": "4MiB"},
         "dax": {"path": other.join("arena"), "capacity": "4MiB"},
         "posix": {"path": at.join("posix"), "capacity": "64MiB", "durability": "power"},

@@ -10,8 +10,16 @@ use kvdepot_transfer::{
     Config, Engine, Error, Fault, Op, Options, Remote, Request, Rights, Status, Task,
 };
 
-/// Shorter than the default time-out of 5 s.
-const SOON: Duration = Duration::from_secs(4);
+/// Longer than a machine stands still.
+const SOON: Duration = Duration::from_secs(20);
+
+/// Settings of an engine that would wait for longer.
+fn patient() -> Config {
+    Config {
+        timeout: 3 * SOON,
+        ..config()
+    }
+}
 
 /// Ranges of `local` and of the remote, in this order.
 fn requests<'a>(
@@ -174,9 +182,10 @@ fn what_is_withdrawn_is_unknown_and_what_is_over_too() {
     let published = other
         .publish(b"home", std::slice::from_ref(&home), Rights::READ, None)
         .unwrap();
-    let lasts = Some(Duration::from_millis(200));
+    // Longer than a machine stands still.
+    let lasts = Duration::from_secs(5);
     let short = other
-        .grant(std::slice::from_ref(&home), Rights::READ, lasts)
+        .grant(std::slice::from_ref(&home), Rights::READ, Some(lasts))
         .unwrap();
     let local = Buffer::from_vec(vec![0; 4096]);
     let _registered = one.register(std::slice::from_ref(&local)).unwrap();
@@ -185,11 +194,7 @@ fn what_is_withdrawn_is_unknown_and_what_is_over_too() {
         one.open(address, b"home").unwrap(),
         one.open(address, short.name()).unwrap(),
     ];
-    assert!(
-        remotes[1]
-            .lasts()
-            .is_some_and(|left| left <= Duration::from_millis(200))
-    );
+    assert!(remotes[1].lasts().is_some_and(|left| left <= lasts));
     let read = |remote: &Remote| {
         let task = one.run(
             requests(Op::Read, &local, remote, &[(0, 0, 10)]),
@@ -199,7 +204,7 @@ fn what_is_withdrawn_is_unknown_and_what_is_over_too() {
     };
     assert_eq!(remotes.each_ref().map(read), [Status::Done; 2]);
     drop(published);
-    std::thread::sleep(Duration::from_millis(250));
+    std::thread::sleep(lasts);
     let unknown = Status::Failed(Fault::Unknown);
     assert_eq!(remotes.each_ref().map(read), [unknown; 2]);
     // The memory is nobody else's any more.
@@ -239,7 +244,7 @@ fn a_peer_that_starts_anew_is_found_again() {
 fn nobody_without_the_token_gets_anything() {
     let token = |token: &[u8]| Config {
         token: token.to_vec(),
-        ..config()
+        ..patient()
     };
     let other = engine(token(b"right"));
     let address = other.address().unwrap();
@@ -276,7 +281,7 @@ fn nobody_without_the_token_gets_anything() {
 
 #[test]
 fn a_peer_that_is_gone_fails_at_once_and_again_and_again() {
-    let one = engine(config());
+    let one = engine(patient());
     let other = engine(config());
     let address = other.address().unwrap();
     let home = Buffer::from_vec(vec![1; 4096]);

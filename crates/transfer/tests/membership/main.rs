@@ -421,8 +421,14 @@ fn a_key_that_somebody_removes_is_written_again() {
 #[test]
 fn nobody_waits_for_an_etcd_that_does_not_answer() {
     let (_listener, hanging) = hanging();
+    // Who waits for a question hears of its end, an error. A machine may stand still meanwhile.
+    let at_once = (0..5).any(|_| {
+        let member = Member::start(&hanging, host("one", 1));
+        member.membership.announce(host("one", 2)).unwrap();
+        member.membership.status().error.is_none()
+    });
+    assert!(at_once);
     for url in [refusing(), hanging] {
-        let start = Instant::now();
         let member = Member::start(&url, host("one", 1));
         let status = member.membership.status();
         assert!(!status.is_current && status.standing == Standing::Joining);
@@ -431,7 +437,6 @@ fn nobody_waits_for_an_etcd_that_does_not_answer() {
             (0, 0)
         );
         member.membership.announce(host("one", 2)).unwrap();
-        assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
         until("it is said", || member.membership.status().error.is_some());
         let start = Instant::now();
         assert!(member.membership.close(PATIENCE));

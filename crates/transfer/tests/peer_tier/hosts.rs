@@ -71,7 +71,8 @@ impl Cluster {
         let mut settings = json!({
             "socket": "off",
             "lanes": 2,
-            "lookup_timeout": "5s",
+            // Another host is waited for about half as long: more than a machine stands still.
+            "lookup_timeout": "20s",
             "peer": self.section(host),
         });
         if pipeline.contains("Cache") {

@@ -14,7 +14,7 @@ fn join(server: &Server, name: &str) -> Depot {
     let settings = json!({
         "socket": "off",
         "lanes": 2,
-        "lookup_timeout": "5s",
+        "lookup_timeout": "20s",
         "peer": {
             "name": name,
             "capacity": "64MiB",
