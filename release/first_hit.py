@@ -18,20 +18,18 @@ from pathlib import Path
 COMMAND = Path(sys.executable).with_name("kvdepot")
 BLOCKS, BYTES = 64, 1 << 20
 
-# Both end with the number of blocks that they have stored or found.
-STORE = """
+# Both programs begin with this, and end with the number of blocks that they have stored or found.
+OPEN = """
 import sys, kvdepot
 depot = kvdepot.open(sys.argv[1])
 ns = depot.namespace(model="first/hit", dtype="float16", block_tokens=16)
 keys = kvdepot.keys(range({blocks} * 16), block_tokens=16)
+"""
+STORE = """
 stored = ns.put(keys, [bytes([n]) * {bytes} for n in range({blocks})]).wait()
 print(sum(stored)); depot.close()
 """
 LOAD = """
-import sys, kvdepot
-depot = kvdepot.open(sys.argv[1])
-ns = depot.namespace(model="first/hit", dtype="float16", block_tokens=16)
-keys = kvdepot.keys(range({blocks} * 16), block_tokens=16)
 buffers = [bytearray({bytes}) for _ in keys]
 loaded = ns.get(keys, buffers).wait()
 right = [one == bytes([n]) * {bytes} for n, one in enumerate(buffers)]
@@ -60,7 +58,7 @@ def served(folder: Path) -> Iterator[str]:
 
 def process(program: str, address: str) -> None:
     """Runs a program in a process of its own, which counts all blocks."""
-    text = program.format(blocks=BLOCKS, bytes=BYTES)
+    text = (OPEN + program).format(blocks=BLOCKS, bytes=BYTES)
     run = subprocess.run(
         [sys.executable, "-c", text, address], capture_output=True, text=True, check=False
     )
