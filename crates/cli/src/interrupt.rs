@@ -96,7 +96,7 @@ impl Request {
         Ok(Request { flag, handler })
     }
 
-    /// Whether it came since the last look.
+    /// Returns true if the signal came after the previous call.
     pub(crate) fn came(&self) -> bool {
         self.flag.swap(false, Ordering::Relaxed)
     }

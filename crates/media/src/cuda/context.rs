@@ -120,7 +120,7 @@ impl Context {
         })
     }
 
-    /// Whether the context is current in the calling thread.
+    /// Returns true if the context is current in the calling thread.
     fn is_current(&self) -> bool {
         let mut current = std::ptr::null_mut();
         // SAFETY: `current` is writable.

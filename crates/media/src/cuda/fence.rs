@@ -43,12 +43,12 @@ impl Fence {
         self.event
     }
 
-    /// Whether the stream had passed the fence when the driver was last asked.
+    /// Returns true if an earlier query found the fence passed. Calls no function of the driver.
     pub(super) fn was_reached(&self) -> bool {
         self.reached.load(Ordering::Acquire)
     }
 
-    /// Whether the stream has passed the fence. The calling thread has entered the context.
+    /// Returns true if the stream has passed the fence. The calling thread has entered the context.
     pub(super) fn is_reached(&self) -> bool {
         if self.was_reached() {
             return true;

@@ -280,7 +280,7 @@ impl Stream {
         asked.is_ok().then_some(true)
     }
 
-    /// Whether a carry is still to be reported.
+    /// Returns true if the outcome of a copy is still to be reported.
     pub(super) fn is_busy(&self) -> bool {
         !self.asked.work().carries.is_empty()
     }

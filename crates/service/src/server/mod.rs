@@ -241,7 +241,7 @@ impl Serves for Server {
         };
         self.stop.store(true, Ordering::SeqCst);
         // Ends the accept, whatever has become of the path. The service manager keeps its socket
-        // for the next server, which finds in its queue whoever has connected since.
+        // for the next server, and new connections wait in the queue of the socket.
         if !self.bound.is_passed() {
             let _ended = self.listener.shutdown(Shutdown::Both);
         }

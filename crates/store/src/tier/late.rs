@@ -57,7 +57,7 @@ struct Shared<T> {
     so_far: Mutex<SoFar<T>>,
     /// The call has waited for a resource of this process.
     waited: AtomicBool,
-    /// The answer says nothing of the tier, which was not asked for it.
+    /// True if the answer did not come from the tier.
     unasked: Arc<AtomicBool>,
     /// Time of the last progress.
     heard: Mutex<Option<Instant>>,
@@ -223,8 +223,8 @@ impl<T: Send + 'static> Reply<T> {
         }
     }
 
-    /// Records that the answer comes from memory of this process: whether the tier responds is not
-    /// known by it.
+    /// Records that the answer comes from memory of this process, so that the answer neither opens
+    /// nor closes the tier's circuit breaker.
     pub fn asks_nobody(&self) {
         if let Some(shared) = &self.0 {
             shared.unasked.store(true, Ordering::Relaxed);
@@ -309,7 +309,7 @@ impl<T> Drop for Reply<T> {
 }
 
 impl<T: Send + 'static> Pending<T> {
-    /// Whether the answer says nothing of the tier; known once it has come.
+    /// The flag of an answer that did not come from the tier; valid after the answer.
     pub(super) fn unasked(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.0.unasked)
     }

@@ -25,7 +25,7 @@ const ALERT: [u8; 3] = [21, 3, 3];
 pub(crate) struct Secrets {
     /// An engine proves itself by the first, and believes who proves any of them.
     keys: Vec<Key>,
-    /// What protects connections; not those of neighbours.
+    /// TLS of connections to other hosts; connections within this host have none.
     pub(crate) secured: Option<Arc<Secured>>,
 }
 

@@ -93,9 +93,9 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
         "token_file",
         Kind::Text,
         "none",
-        "File that contains the shared token of all hosts; file mode 0600, at most 4096 bytes. Each \
-         line contains a token: the host presents the first, and admits every host that presents \
-         any of them. kvdepot reads the file again on SIGHUP.",
+        "File that contains the shared token of all hosts; file mode 0600, at most 4096 bytes. \
+         Each line contains a token: the host presents the first, and admits every host that \
+         presents any of them. kvdepot reads the file again on SIGHUP.",
     ),
     OptionSpec::new(
         "peer",
@@ -159,7 +159,7 @@ pub(super) struct Options {
     pub(super) source: Source,
 }
 
-/// What hosts prove themselves by, and where it is read again.
+/// Tokens and TLS files of this host, and the file of the tokens.
 #[derive(Clone)]
 pub(super) struct Secrets {
     /// The first is presented, and all are admitted.

@@ -158,6 +158,9 @@ mod tests {
             (uses.last(&name(1)), uses.last(&name(9))),
             (Some(times[1]), None)
         );
+        // An earlier use that is noted later changes nothing.
+        drop(uses.note(std::iter::once((name(1), first.of(0))), later));
+        assert_eq!(uses.last(&name(1)), Some(times[1]));
         let behind = Stamps::behind(asked.of(2));
         let new = [0, 1].map(|index| uses.of(behind.of(index), later + 7_000_000_000));
         assert!(new[1] < new[0] && new[0] < times[2] && new[1] > other);
