@@ -298,6 +298,10 @@ fn play_fill_registry(path: &Path) {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
+    let needed = LOCK_FDS_MAX as u64 + 64;
+    if limit.maximum.is_some_and(|most| most < needed) {
+        return say(format_args!("skipped: needs {needed} descriptors"));
+    }
     setrlimit(Resource::Nofile, limit).unwrap();
     let mut held: Vec<LockFd> = (0..LOCK_FDS_MAX).map(|_| open_lock_fd(path)).collect();
     let error = LockFd::open(|| Ok(OwnedFd::from(open(path)))).unwrap_err();
@@ -320,7 +324,12 @@ fn play_fill_registry(path: &Path) {
 fn the_registry_is_bounded_and_its_places_are_used_again() {
     let (_dir, path) = medium();
     let mut player = Player::start("fill registry", &path);
-    assert_eq!(player.hear(), "full");
+    let said = player.hear();
+    if said.starts_with("skipped") {
+        eprintln!("{said}");
+    } else {
+        assert_eq!(said, "full");
+    }
     assert!(player.finish());
 }
 

@@ -149,7 +149,11 @@ impl Bare {
 
     /// As one that has heard the answer to call `heard`, and none behind it.
     pub fn attach_again(socket: &Path, former: u64, heard: u64) -> Bare {
-        let (calls, number) = Bare::first_half(socket, former, heard);
+        Bare::of(socket, Bare::first_half(socket, former, heard))
+    }
+
+    /// With the connection for tasks beside the one for calls.
+    pub fn of(socket: &Path, (calls, number): (UnixStream, u64)) -> Bare {
         let tasks = Bare::second_half(socket, number).expect("the owner ended the connection");
         Bare {
             calls,
@@ -160,6 +164,15 @@ impl Bare {
 
     /// The connection for calls, and the number of the client.
     pub fn first_half(socket: &Path, former: u64, heard: u64) -> (UnixStream, u64) {
+        Bare::try_first_half(socket, former, heard).unwrap_or_else(|refusal| panic!("{refusal}"))
+    }
+
+    /// The same, or the owner's refusal.
+    pub fn try_first_half(
+        socket: &Path,
+        former: u64,
+        heard: u64,
+    ) -> Result<(UnixStream, u64), String> {
         let mut calls = UnixStream::connect(socket).unwrap();
         calls.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut request = hello(VERSION, 2, former);
@@ -167,11 +180,16 @@ impl Bare {
         calls.write_all(&request).unwrap();
         let mut welcome = [0; WELCOME];
         calls.read_exact(&mut welcome).unwrap();
-        assert_eq!(welcome[12..16], [0; 4], "refused");
+        if welcome[12..16] != [0; 4] {
+            // Its text, whose length stands there.
+            let mut text = welcome[16..].to_vec();
+            let _end = calls.read_to_end(&mut text);
+            return Err(String::from_utf8_lossy(&text).into_owned());
+        }
         let number = u64::from_le_bytes(welcome[24..32].try_into().unwrap());
         let media = u32::from_le_bytes(welcome[WELCOME - 4..].try_into().unwrap());
         calls.read_exact(&mut vec![0; media as usize * 16]).unwrap();
-        (calls, number)
+        Ok((calls, number))
     }
 
     /// The connection for tasks; none where the owner ends it.
