@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::fs::{Mode, statvfs};
+use rustix::process::{Pid, Signal, kill_process_group, umask};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::plan::Job;
@@ -17,6 +18,12 @@ use crate::report::{self, Outcome};
 
 /// Pause between two looks at the processes.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// Tests have their arenas there.
+const SHM: &str = "/dev/shm";
+
+/// Bytes that [`SHM`] needs free, as `tests/conftest.py` has it for the Python tests.
+const SHM_BYTES: u64 = 256 << 20;
 
 struct Running {
     job: Job,
@@ -27,6 +34,9 @@ struct Running {
 
 /// Runs all jobs. An interrupt kills the running programs and returns an error.
 pub(crate) fn run(jobs: Vec<Job>) -> io::Result<Vec<Outcome>> {
+    has_memory()?;
+    // Whatever the one who runs them has set.
+    umask(Mode::from_raw_mode(0o022));
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
@@ -37,6 +47,19 @@ pub(crate) fn run(jobs: Vec<Job>) -> io::Result<Vec<Outcome>> {
     let mut outcomes = some(shared, many, &stop)?;
     outcomes.extend(some(alone, 1, &stop)?);
     Ok(outcomes)
+}
+
+fn has_memory() -> io::Result<()> {
+    let shm = statvfs(SHM)?;
+    let free = shm.f_bavail.saturating_mul(shm.f_frsize);
+    if free >= SHM_BYTES {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "{SHM} has {} MiB free; the tests need {} MiB",
+        free >> 20,
+        SHM_BYTES >> 20
+    )))
 }
 
 fn some(jobs: Vec<Job>, many: usize, stop: &AtomicBool) -> io::Result<Vec<Outcome>> {
@@ -92,6 +115,7 @@ impl Running {
         let output = File::create(&log)?;
         // One signal to the process group ends the program and its children.
         let command = job.command.process_group(0).stdin(Stdio::null());
+        command.env("LC_ALL", "C.UTF-8").env("TZ", "UTC");
         let child = command.stdout(output.try_clone()?).stderr(output).spawn()?;
         let begun = Instant::now();
         Ok(Running {
