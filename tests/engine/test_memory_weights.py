@@ -58,6 +58,12 @@ def test_reloaded_weights_find_nothing_and_those_that_come_back_find_theirs(
     assert engine.faults == []
 
 
+def test_a_reset_of_the_same_weights_keeps_what_is_stored(engine: EngineDouble) -> None:
+    engine.reset(external=True)
+    assert engine.ask(ASKED)[0] > 0
+    assert engine.faults == []
+
+
 def test_what_vllms_own_cache_has_of_the_weights_before_is_not_stored(
     engine: EngineDouble,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import kvdepot
 import pytest
@@ -31,16 +33,16 @@ def content(number: int) -> bytes:
 
 
 class Service:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **options: Any) -> None:
         self.socket = folder / "s"
         arena = f"dax.path={folder / 'arena'}"
-        options = ["-o", arena, "-o", "dax.capacity=16MiB", "-o", "cache.capacity=4MiB"]
-        self.command = [sys.executable, "-m", "kvdepot._cli", "serve", "Cache|Dax", *options]
+        self.command = [sys.executable, "-m", "kvdepot._cli", "serve", "Cache|Dax", "-o", arena]
+        self.command += ["-o", "dax.capacity=16MiB", "-o", "cache.capacity=4MiB"]
         self.command += ["--socket", str(self.socket)]
-        self.process = self.start()
+        self.process = self.start(**options)
 
-    def start(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
+    def start(self, **options: Any) -> subprocess.Popen[str]:
+        process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True, **options)
         assert process.stdout is not None
         assert process.stdout.readline().startswith("serving Cache 4 MiB | Dax 16 MiB")
         return process
@@ -72,6 +74,28 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 def namespace(depot: kvdepot.Depot) -> kvdepot.Namespace:
     return depot.namespace(model="m", dtype="float16", block_tokens=16)
+
+
+@pytest.mark.parametrize("under", ["a shell", "nohup"])
+def test_a_server_on_a_terminal_ends_with_it_but_under_nohup(tmp_path: Path, under: str) -> None:
+    handler = signal.SIG_DFL if under == "a shell" else signal.SIG_IGN
+    ours, terminal = pty.openpty()
+    options = {"stdin": terminal, "preexec_fn": lambda: signal.signal(signal.SIGHUP, handler)}
+    service = Service(tmp_path, **options)
+    try:
+        service.process.send_signal(signal.SIGHUP)
+        if under == "nohup":
+            status = Path(f"/proc/{service.process.pid}/status").read_text()
+            ignored = next(line for line in status.splitlines() if line.startswith("SigIgn:"))
+            assert int(ignored.split()[1], 16) & 1 << (signal.SIGHUP - 1)
+            service.process.terminate()
+        assert service.process.wait(60) == 0
+        assert not service.socket.exists()
+    finally:
+        service.process.kill()
+        service.process.wait()
+        os.close(ours)
+        os.close(terminal)
 
 
 def test_a_served_depot_is_the_same_object(service: Service) -> None:
