@@ -124,6 +124,11 @@ $(UCM)/.package: $(UCM)/.installed $(VENV)/.package
 need = @cargo $(1) --version >/dev/null 2>&1 || rustup component add $(2) >/dev/null 2>&1 || true
 have = cargo $(1) --version >/dev/null 2>&1 || { echo "skipped: cargo $(1) is not installed"; exit 0; }
 
+# The generators and house rules. With the features of all test programs selected, their crates are
+# built once for both.
+dev = cargo test --quiet --workspace --exclude kvdepot-python --test tidy --no-run && \
+	$(CARGO_TARGET_DIR)/debug/kvdepot-dev
+
 # ---- build ----------------------------------------------------------------------------------
 
 .PHONY: build command package
@@ -206,7 +211,7 @@ plots: ## Draw docs/plots from the results in bench/runs; needs only Python
 # BENCH_FLAGS: --rounds N, --command NAME, --json.
 .PHONY: bench-paired
 bench-paired: ## Compare this tree with BASE=<commit> in pairs of runs: ratios, intervals, verdict
-	cargo run --quiet -p kvdepot-dev -- paired $(or $(BASE),$(error BASE=<commit> is not given)) \
+	$(dev) paired $(or $(BASE),$(error BASE=<commit> is not given)) \
 		$(BENCH_FLAGS)
 
 .PHONY: bench-late
@@ -343,10 +348,12 @@ test-names: package $(VENV)/.model $(VENV)/.lmcache $(VENV)/.llama ## Write the 
 	$(suite) names $(BIN)/python > build/names.txt
 	mv build/names.txt tests/names.txt
 
+slowest = --durations 30 --durations-min 5
+
 test-python: package $(VENV)/.model $(VENV)/.lmcache
 	$(call say,Python: unit$(,) integration and engine tests)
-	$(BIN)/python -m pytest -n 3 --no-loadscope-reorder -m "not alone"
-	$(BIN)/python -m pytest -q -m alone
+	$(BIN)/python -m pytest -n 3 --no-loadscope-reorder -m "not alone" $(slowest)
+	$(BIN)/python -m pytest -q -m alone $(slowest)
 
 # The last line counts histories, doors and faults. KVDEPOT_SEED=n fixes the first history.
 # SIM_BREAK=D1, D2 or D6 takes that fix back (crates/dev/mutants/fixes.yaml), and fails.
@@ -356,7 +363,7 @@ SIM_SECONDS ?= 60
 sim: ## Run seeded random histories of all operations, with faults, for SIM_SECONDS
 	$(call say,the simulator)
 ifdef SIM_BREAK
-	SIM_SECONDS=$(SIM_SECONDS) cargo run --quiet -p kvdepot-dev -- mutants break $(SIM_BREAK)
+	export SIM_SECONDS=$(SIM_SECONDS); $(dev) mutants break $(SIM_BREAK)
 else
 	SIM_SECONDS=$(SIM_SECONDS) cargo test --quiet -p kvdepot-service --test sim
 endif
@@ -375,8 +382,8 @@ test-fresh: ## Check make demo on a fresh Debian with one thing missing; needs r
 
 .PHONY: mutants
 mutants: ## Count the faults that the simulator catches, two minutes each; needs cargo-mutants
-	cargo run --quiet -p kvdepot-dev -- mutants run $(MUTANTS_FLAGS)
-	cargo run --quiet -p kvdepot-dev -- mutants table
+	$(dev) mutants run $(MUTANTS_FLAGS)
+	$(dev) mutants table
 
 .PHONY: test-vm
 test-vm: ## Test real DAX devices across a restart in a VM; needs qemu, which root installs
@@ -472,7 +479,10 @@ test-release: package $(VENV)/.release $(HELM) ## Test packages, units, manifest
 OTHER = $(if $(findstring aarch64,$(HOST)),x86_64,aarch64)-unknown-linux-gnu
 
 .PHONY: lint lint-rust lint-python lint-repeats fmt docs hooks
-lint: lint-rust lint-python lint-repeats ## Check formatting, lints, types and generated files; warnings are errors
+lint: ## Check formatting, lints, types and generated files; warnings are errors
+	@# The wheel is built crate by crate, on one processor.
+	@$(MAKE) --no-print-directory -j2 package lint-rust
+	@$(MAKE) --no-print-directory lint-python lint-repeats
 
 lint-rust:
 	$(call need,fmt,rustfmt)
@@ -481,17 +491,18 @@ lint-rust:
 	@$(call have,fmt); cargo fmt --all --check
 	$(call say,cargo clippy)
 	@$(call have,clippy); cargo clippy --workspace --all-targets -- -D warnings
-	@# As the wheel has it: without the allocators that the benchmark measures beside.
-	@$(call have,clippy); cargo clippy -p kvdepot-cli --all-targets --no-default-features -- -D warnings
-	@# C of dependencies, which is `ring`'s, needs a compiler for it: nothing is linked, so none does.
-	$(call say,cargo check for the other processor)
-	@rustup target add $(OTHER) >/dev/null 2>&1 || { echo "skipped: rustup has no $(OTHER)"; exit 0; }; \
-		CC_$(subst -,_,$(OTHER))=true AR_$(subst -,_,$(OTHER))=true RUSTFLAGS="-D warnings" \
-		cargo check --quiet --target $(OTHER) -p kvdepot-store -p kvdepot-cli --no-default-features
+	@# As the wheel has it, without the allocators that the benchmark measures beside, and for the other
+	@# processor. C of dependencies, which is `ring`'s, needs a compiler for it: nothing is linked, so
+	@# none does.
+	$(call say,cargo clippy of the wheel's features for the other processor)
+	@$(call have,clippy); target="--target $(OTHER)"; \
+		rustup target add $(OTHER) >/dev/null 2>&1 || { target=; echo "for this one: rustup has no $(OTHER)"; }; \
+		CC_$(subst -,_,$(OTHER))=true AR_$(subst -,_,$(OTHER))=true \
+		cargo clippy --quiet $$target -p kvdepot-store -p kvdepot-cli --no-default-features -- -D warnings
 	$(call say,cargo doc)
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 	$(call say,generated files)
-	cargo run --quiet -p kvdepot-dev -- generate --check
+	$(dev) generate --check
 	$(call say,cargo deny)
 	@$(call have,deny); cargo deny check bans licenses sources
 
@@ -509,7 +520,7 @@ lint-repeats: $(BIN)/uv
 	$(call say,logic that stands in two places)
 	@$(INSTALL) -r requirements/repeats.txt \
 		|| { echo "skipped: jscpd cannot be installed here"; exit 0; }; \
-		cargo run --quiet -p kvdepot-dev -- repeats
+		$(dev) repeats
 
 hooks: ## Have git check the first line of each commit message
 	git config core.hooksPath .githooks
@@ -521,7 +532,7 @@ fmt: $(VENV)/.dev ## Format all sources
 	$(BIN)/ruff format
 
 docs: ## Regenerate the reference pages, and build the API documentation
-	cargo run --quiet -p kvdepot-dev -- generate
+	$(dev) generate
 	cargo doc --workspace --no-deps
 
 .PHONY: clean
