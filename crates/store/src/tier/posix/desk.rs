@@ -1,11 +1,13 @@
 //! Threads for what a file system takes its time for: to look, to open, to make, to rename.
 //!
 //! A call of many keys is many jobs. Calls take turns, job by job, so that a small one does not
-//! wait for the end of a large one.
+//! wait for the end of a large one. Where threads compute, a call has a part of them at a time, so
+//! that another one finds a thread that is free.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::{Error, clock};
@@ -26,15 +28,24 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Most jobs that wait: behind these nobody would wait any more.
 const WAITING_MAX: usize = 1 << 16;
 
+/// Number of threads.
+#[derive(Clone, Copy)]
+pub(super) struct Threads {
+    pub(super) all: usize,
+    /// Most that work for one call.
+    pub(super) call: usize,
+    /// Most that work for all jobs without a waiting caller.
+    pub(super) unawaited: usize,
+}
+
 /// The threads of one tier. A simulation has none: jobs are done at once.
 pub(super) struct Desk {
     queue: Arc<Queue>,
-    threads: usize,
     origin: Origin,
 }
 
-#[derive(Default)]
 struct Queue {
+    most: Threads,
     state: Mutex<State>,
     changed: Condvar,
     pulse: Arc<Pulse>,
@@ -46,26 +57,42 @@ struct State {
     calls: VecDeque<Call>,
     /// All of their jobs.
     waiting: usize,
+    /// Threads that work for jobs without a waiting caller.
+    unawaited: Arc<AtomicUsize>,
     threads: usize,
     ended: bool,
 }
 
-#[derive(Default)]
 struct Call {
     jobs: VecDeque<Job>,
     /// Jobs without a waiting caller. They arrived one by one, and have the turns of one call.
     unawaited: bool,
+    /// Threads that work for it; those of all unawaited jobs are counted together.
+    at_work: Arc<AtomicUsize>,
 }
 
 impl State {
-    fn next(&mut self) -> Option<Job> {
-        let mut call = self.calls.pop_front()?;
+    /// The next job of the first call that may have another thread, and where that is counted.
+    fn next(&mut self, most: Threads) -> Option<(Job, Arc<AtomicUsize>)> {
+        let may_go_on = |call: &Call| {
+            let most = match call.unawaited {
+                true => most.unawaited,
+                false => most.call,
+            };
+            // After the end no other call comes that could want a thread.
+            self.ended || call.at_work.load(Ordering::Relaxed) < most
+        };
+        // Only calls at work are passed over: fewer than there are threads.
+        let at = self.calls.iter().position(may_go_on)?;
+        let mut call = self.calls.remove(at)?;
         let job = call.jobs.pop_front()?;
         self.waiting -= 1;
+        let at_work = Arc::clone(&call.at_work);
+        at_work.fetch_add(1, Ordering::Relaxed);
         if !call.jobs.is_empty() {
             self.calls.push_back(call);
         }
-        Some(job)
+        Some((job, at_work))
     }
 
     fn add(&mut self, mut call: Call) {
@@ -79,14 +106,20 @@ impl State {
 }
 
 impl Desk {
-    pub(super) fn new(what: &str, threads: usize) -> Result<Desk, Error> {
-        let threads = if is_simulated() { 0 } else { threads };
+    pub(super) fn new(what: &str, mut threads: Threads) -> Result<Desk, Error> {
+        if is_simulated() {
+            threads.all = 0;
+        }
         let desk = Desk {
-            queue: Arc::default(),
-            threads,
+            queue: Arc::new(Queue {
+                most: threads,
+                state: Mutex::default(),
+                changed: Condvar::default(),
+                pulse: Arc::default(),
+            }),
             origin: Origin::here()?,
         };
-        for number in 0..threads {
+        for number in 0..threads.all {
             let queue = Arc::clone(&desk.queue);
             queue.state.lock().threads += 1;
             let run = move || {
@@ -112,8 +145,10 @@ impl Desk {
         &self.queue.pulse
     }
 
+    /// Most threads that work for one call.
     pub(super) fn threads(&self) -> usize {
-        self.threads.max(1)
+        let most = self.queue.most;
+        most.all.min(most.call).max(1)
     }
 
     /// Has a job done; where too many wait, or all has ended, it is dropped.
@@ -128,7 +163,7 @@ impl Desk {
 
     /// The same for all jobs of a call.
     fn call(&self, jobs: VecDeque<Job>, unawaited: bool) {
-        if self.threads == 0 {
+        if self.queue.most.all == 0 {
             return jobs.into_iter().for_each(|job| job());
         }
         let count = jobs.len();
@@ -138,7 +173,15 @@ impl Desk {
             drop(jobs);
             return;
         }
-        state.add(Call { jobs, unawaited });
+        let at_work = match unawaited {
+            true => Arc::clone(&state.unawaited),
+            false => Arc::default(),
+        };
+        state.add(Call {
+            jobs,
+            unawaited,
+            at_work,
+        });
         match count {
             1 => self.queue.changed.notify_one(),
             _ => self.queue.changed.notify_all(),
@@ -187,7 +230,7 @@ impl Queue {
     fn run(&self) {
         let mut state = self.state.lock();
         loop {
-            if let Some(job) = state.next() {
+            if let Some((job, at_work)) = state.next(self.most) {
                 MutexGuard::unlocked(&mut state, || {
                     if catch_unwind(AssertUnwindSafe(job)).is_err() {
                         tracing::error!(
@@ -196,6 +239,8 @@ impl Queue {
                     }
                     self.pulse.beat();
                 });
+                // This thread takes what may go on by that: nobody else has to be woken.
+                at_work.fetch_sub(1, Ordering::Relaxed);
                 continue;
             }
             if state.ended {
@@ -227,7 +272,7 @@ where
     if count == 0 {
         return done(Vec::new());
     }
-    // One turn for each thread, unless that would be long for others who wait for theirs.
+    // One turn for each of its threads, unless that would be long for others who wait for theirs.
     let share = count.div_ceil(desk.threads());
     let grain = match share <= grain * 4 {
         true => grain.max(share),
@@ -280,10 +325,56 @@ mod tests {
 
     use super::*;
 
+    /// Longer than a machine stands still.
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Each of which may work for one call.
+    fn threads(all: usize) -> Threads {
+        Threads {
+            all,
+            call: all,
+            unawaited: all,
+        }
+    }
+
+    #[test]
+    fn a_large_call_and_what_nobody_waits_for_leave_threads_for_others() {
+        const JOBS: usize = 100;
+        for (most, is_unawaited) in [(4, false), (1, true)] {
+            let threads = Threads {
+                all: 8,
+                call: 4,
+                unawaited: 1,
+            };
+            let desk = Desk::new("test", threads).unwrap();
+            let (begin, begun) = mpsc::channel();
+            let (go, gone) = mpsc::channel::<()>();
+            let gone = Arc::new(Mutex::new(gone));
+            let job = move || {
+                let _waits = (begin.send(()), gone.lock().recv());
+            };
+            match is_unawaited {
+                true => (0..JOBS).for_each(|_| desk.run_unawaited(job.clone())),
+                false => each(&desk, (vec![(); JOBS], 1), move |()| job(), |_: Vec<()>| {}),
+            }
+            for _ in 0..most {
+                begun.recv_timeout(LONG).unwrap();
+            }
+            // Each of these needs a thread.
+            for _ in 0..JOBS {
+                let (tell, told) = mpsc::channel();
+                desk.run(move || tell.send(()).unwrap());
+                told.recv_timeout(LONG).unwrap();
+            }
+            assert_eq!(begun.try_iter().count(), 0, "more than {most} threads");
+            drop(go);
+        }
+    }
+
     #[test]
     fn a_small_call_waits_for_a_turn_and_not_for_the_end_of_a_large_one() {
         const GRAIN: usize = 4;
-        let desk = Desk::new("test", 1).unwrap();
+        let desk = Desk::new("test", threads(1)).unwrap();
         let (begin, begun) = mpsc::channel();
         let (go, gone) = mpsc::channel::<()>();
         let gone = Mutex::new(gone);
@@ -311,7 +402,7 @@ mod tests {
 
     #[test]
     fn jobs_that_nobody_waits_for_have_the_turns_of_one_call() {
-        let desk = Desk::new("test", 1).unwrap();
+        let desk = Desk::new("test", threads(1)).unwrap();
         let (begin, begun) = mpsc::channel();
         let (go, gone) = mpsc::channel::<()>();
         desk.run(move || {
@@ -339,7 +430,7 @@ mod tests {
             }
         }
         for (threads, grain, begins) in [(4, 1, 3), (1, 3, 2)] {
-            let desk = Desk::new("test", threads).unwrap();
+            let desk = Desk::new("test", self::threads(threads)).unwrap();
             let (undo, undone) = mpsc::channel();
             let (begin, begun) = mpsc::channel();
             let work = move |item: u32| {

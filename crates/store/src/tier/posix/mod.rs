@@ -34,8 +34,8 @@ use std::time::Duration;
 
 use kvdepot_arena::format::file_header::LEN;
 use kvdepot_arena::{
-    Departed, Error, Identity, Key, NamespaceId, Place, Refused, Reserved, TierStats, Wanted,
-    clock, size,
+    Departed, Durability, Error, Identity, Key, NamespaceId, Place, Refused, Reserved, TierStats,
+    Wanted, clock, size,
 };
 use kvdepot_host::EachMinute;
 use kvdepot_media::{Checksum, is_simulated};
@@ -51,7 +51,7 @@ use super::kinds::TierKind;
 use super::late::{Progress, Reply};
 use blocks::Common;
 use collect::Collector;
-use desk::{Desk, each};
+use desk::{Desk, Threads, each};
 use folder::Folder;
 use losses::{Losses, Why};
 use name::room_of;
@@ -63,6 +63,21 @@ use uses::Uses;
 
 /// Threads that wait for the file system: so many files are opened at a time, and so many made.
 const THREADS: usize = 8;
+
+/// Threads that wait for a disk or a server: a call may have all of them.
+const WAITING: Threads = Threads {
+    all: THREADS,
+    call: THREADS,
+    unawaited: THREADS / 2,
+};
+
+/// Threads that make files of this host, in its memory, and compute all the while: those of one
+/// call would take the processors from others.
+const COMPUTING: Threads = Threads {
+    all: THREADS,
+    call: THREADS / 2,
+    unawaited: 1,
+};
 
 /// Keys that one thread takes at a time: to be looked for, to be opened, to be made or published.
 const LOOKS: usize = 64;
@@ -129,14 +144,16 @@ impl Posix {
         let losses = Arc::new(Losses::new(&filter));
         let uses = Arc::new(Uses::new());
         let collector = Collector::start(folder, &usage, (&losses, &uses))?;
-        let writes = Arc::new(Desk::new("write", THREADS)?);
+        let waits = folder.is_far() || options.durability == Durability::Power;
+        let writers = if waits { WAITING } else { COMPUTING };
+        let writes = Arc::new(Desk::new("write", writers)?);
         // So that a put is refused, and not silent, where no space is freed in time.
         let (number, for_space) = (terms.number, terms.timeout / 2);
         let is_last = terms.is_last;
         let marks = (folder, &usage, &losses, &uses);
         let open = Open::new(terms, marks, &writes, options)?;
         Ok(Posix {
-            reads: Arc::new(Desk::new("read", THREADS)?),
+            reads: Arc::new(Desk::new("read", WAITING)?),
             writes,
             common: Arc::new(Common {
                 name: options.name,
