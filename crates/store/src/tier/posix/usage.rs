@@ -298,11 +298,15 @@ impl Usage {
         }
     }
 
-    /// Notes that files have gone, and gives back what was granted beyond what a put needs soon.
+    /// Notes that files have gone, and gives back what was granted beyond what a put needs soon: a
+    /// grant at least, so that many small files are one change of the count.
     pub(super) fn freed(&self, bytes: u64) -> Result<(), Error> {
         let spare = {
             let mut mine = self.mine.lock();
-            let spare = mine.left.saturating_sub(self.grant);
+            let spare = match mine.left > 2 * self.grant {
+                true => mine.left - self.grant,
+                false => 0,
+            };
             mine.left -= spare;
             spare
         };
@@ -472,6 +476,32 @@ mod tests {
         mine.open_again(&dir).unwrap();
         mine.give_back(8 << 20, before);
         assert_eq!((mine.used().unwrap(), mine.unseen()), (used, 0));
+    }
+
+    #[test]
+    fn what_many_files_give_back_is_counted_a_grant_at_a_time() {
+        const CAPACITY: u64 = 64 << 20;
+        const BLOCK: u64 = 4096;
+        const BLOCKS: u64 = 200;
+        let root = tempfile::tempdir().unwrap();
+        let dir = Dir::open(root.path()).unwrap();
+        let [mine, others] = [0, 1].map(|_| Usage::open(&dir, CAPACITY).unwrap());
+        mine.found(CAPACITY, 0, 1).unwrap();
+        for _ in 0..BLOCKS {
+            assert!(mine.take(BLOCK).unwrap());
+            mine.settle(BLOCK);
+        }
+        let (mut used, mut changes) = (others.used().unwrap(), 0);
+        for _ in 0..BLOCKS {
+            mine.give_back(BLOCK, mine.epoch());
+            let now = others.used().unwrap();
+            changes += u64::from(now != used);
+            used = now;
+        }
+        assert!(changes <= BLOCKS * BLOCK / mine.grant + 1, "{changes}");
+        assert!(used <= 2 * mine.grant && used == mine.unseen(), "{used}");
+        mine.close();
+        assert_eq!(others.used().unwrap(), 0);
     }
 
     #[test]
