@@ -224,6 +224,12 @@ pub fn pin_all(ns: &Namespace, numbers: std::ops::Range<u64>) -> Vec<kvdepot_sto
         .collect()
 }
 
+/// Blocks that are pinned, and those that are written, in the first tier.
+pub fn held(depot: &Depot) -> (u64, u64) {
+    let tier = &depot.stats().tiers[0];
+    (tier.pinned_blocks, tier.reserved_blocks)
+}
+
 /// Whether all of these come back.
 pub fn has(ns: &Namespace, numbers: &[u64], len: usize) -> bool {
     get(ns, numbers, len)

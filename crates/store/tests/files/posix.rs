@@ -5,11 +5,13 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::common::{self, PATIENCE, get, has, keys, namespace, namespace_of, put};
+use crate::common::{
+    self, PATIENCE, eventually, get, has, held, key, keys, namespace, namespace_of, pin_all, put,
+};
 use crate::folder::{LEN, ROOM, at_once, files, open, open_with, used};
 use kvdepot_arena::format::file_header::{self, FileHeader};
 use kvdepot_arena::inspect::{block_files, judge_file};
-use kvdepot_media::checksum;
+use kvdepot_media::{Checksum, checksum};
 use kvdepot_store::{Config, Depot, Outcome};
 use kvdepot_testkit::bytes::content;
 use kvdepot_testkit::child::{self, Child};
@@ -103,6 +105,32 @@ fn who_shares_the_directory_finds_what_others_have_stored_and_never_another_name
     assert_eq!(get(&namespace(&one), &[1], LEN), [Outcome::Miss]);
     one.close();
     two.close();
+}
+
+#[test]
+fn files_that_are_pinned_and_written_are_counted_however_they_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open(dir.path());
+    let ns = namespace(&depot);
+    let all: Vec<u64> = (0..20).collect();
+    assert_eq!(put(&ns, &all, LEN), [true; 20]);
+    let count = |expected| eventually("the counts", || held(&depot) == expected);
+    count((0, 0));
+    let pins = pin_all(&ns, 0..3);
+    let wanted: Vec<_> = (30..36).map(|at| (key(at), vec![LEN as u64])).collect();
+    let reserved: Vec<_> = ns.reserve(&wanted).unwrap().into_iter().flatten().collect();
+    assert_eq!(held(&depot), (3, 6));
+    ns.abort(&reserved[..2]);
+    ns.remove(&keys([0, 1])).unwrap();
+    count((3, 4));
+    let sums = vec![vec![Checksum([7; 16])]; 2];
+    assert_eq!(ns.commit(&reserved[2..4], &sums).unwrap(), [true; 2]);
+    count((3, 2));
+    ns.unpin(&pins, false);
+    count((0, 2));
+    ns.abort(&reserved[4..]);
+    count((0, 0));
+    depot.close();
 }
 
 #[test]
@@ -250,7 +278,7 @@ fn what_a_process_has_left_behind_is_swept() {
         alive.set_modified(then).unwrap();
     }
     let depot = open(dir.path());
-    common::eventually("the sweep", || fs::read_dir(&new).unwrap().count() == 2);
+    eventually("the sweep", || fs::read_dir(&new).unwrap().count() == 2);
     assert!(
         new.join(format!("{boot}-1-2")).exists(),
         "it may be starting"

@@ -67,6 +67,8 @@ struct State {
     files: HashMap<u64, Opened>,
     /// Blocks that this process writes, by the sequences of their files; 0 where there is none yet.
     writing: HashMap<Identity, u64>,
+    /// Files that are written.
+    new: u64,
     closed: bool,
 }
 
@@ -295,6 +297,7 @@ impl Open {
         }
         if opened.new {
             state.writing.insert(place.identity, sequence);
+            state.new += 1;
         }
         state.files.insert(sequence, opened);
         Some(place)
@@ -311,7 +314,7 @@ impl Open {
                 };
                 opened.holds -= 1;
                 if opened.holds == 0 {
-                    closed.extend(state.files.remove(&place.token.sequence));
+                    closed.extend(state.remove(place.token.sequence));
                 }
             }
         }
@@ -402,21 +405,23 @@ impl Open {
             Ok(stays)
         });
         let stored = matches!(published, Ok(true));
-        let mut state = self.state.lock();
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
         state.writing.remove(&place.identity);
         let removed = state.files.get(&sequence).is_some_and(|one| one.removed);
         let mut ended = None;
         match state.files.get_mut(&sequence) {
             Some(opened) if stored && pinned && !removed => {
                 opened.new = false;
+                state.new -= 1;
                 opened.copy = false;
                 opened.place.checksum = checksum;
                 opened.name = Some(self.folder.name_of(&place.identity));
                 opened.unnamed = None;
             }
-            _ => ended = state.files.remove(&sequence),
+            _ => ended = state.remove(sequence),
         }
-        drop(state);
+        drop(guard);
         if !stored {
             // It may have been published, and then not been synced.
             let undone = self.folder.remove(&place.identity, Some(file.inode()));
@@ -437,9 +442,7 @@ impl Open {
     /// How many are pinned, and how many written.
     pub(super) fn counts(&self) -> (u64, u64) {
         let state = self.state.lock();
-        let new = state.writing.values().filter(|sequence| **sequence > 0);
-        let new = new.count() as u64;
-        ((state.files.len() as u64).saturating_sub(new), new)
+        (state.files.len() as u64 - state.new, state.new)
     }
 
     /// Nothing is pinned or written any more.
@@ -447,7 +450,7 @@ impl Open {
         self.slots.close();
         let left = {
             let mut state = self.state.lock();
-            state.closed = true;
+            (state.closed, state.new) = (true, 0);
             state.writing.clear();
             std::mem::take(&mut state.files)
         };
@@ -502,7 +505,7 @@ impl TakesBack for Open {
     fn take_back(&self, token: Token) {
         let opened = {
             let mut state = self.state.lock();
-            let opened = state.files.remove(&token.sequence);
+            let opened = state.remove(token.sequence);
             if let Some(opened) = &opened {
                 state.writing.remove(&opened.place.identity);
             }

@@ -38,6 +38,8 @@ struct State {
     /// Blocks that this process writes, by the sequences of their reservations; 0 where there is
     /// none yet.
     writing: HashMap<Identity, u64>,
+    /// Blocks that are written.
+    new: u64,
     closed: bool,
 }
 
@@ -154,6 +156,7 @@ impl Held {
         }
         if matches!(block.what, What::New(_)) {
             state.writing.insert(place.identity, sequence);
+            state.new += 1;
         }
         state.blocks.insert(sequence, block);
         Some(place)
@@ -189,7 +192,7 @@ impl Held {
             };
             block.holds -= 1;
             if block.holds == 0 {
-                state.blocks.remove(&sequence);
+                state.remove(sequence);
             }
         }
     }
@@ -273,9 +276,10 @@ impl Held {
         if let Some((object, block)) = object.filter(|_| !removed).zip(block) {
             block.place.checksum = object.found.note.checksum;
             block.what = What::Pinned(Arc::new(object));
+            state.new -= 1;
             return Ok(Some(self.pinned(*place)));
         }
-        let ended = state.blocks.remove(&place.token.sequence);
+        let ended = state.remove(place.token.sequence);
         drop(state);
         drop(ended);
         if removed { Err(Removed) } else { Ok(None) }
@@ -296,15 +300,13 @@ impl Held {
     /// How many are pinned, and how many written.
     pub(super) fn counts(&self) -> (u64, u64) {
         let state = self.state.lock();
-        let new = state.writing.values().filter(|sequence| **sequence > 0);
-        let new = new.count() as u64;
-        ((state.blocks.len() as u64).saturating_sub(new), new)
+        (state.blocks.len() as u64 - state.new, state.new)
     }
 
     pub(super) fn close(&self) {
         let left = {
             let mut state = self.state.lock();
-            state.closed = true;
+            (state.closed, state.new) = (true, 0);
             state.writing.clear();
             std::mem::take(&mut state.blocks)
         };
@@ -313,6 +315,14 @@ impl Held {
 }
 
 impl State {
+    /// Takes a block out, with its part of the count.
+    fn remove(&mut self, sequence: u64) -> Option<Block> {
+        let block = self.blocks.remove(&sequence);
+        let is_new = matches!(&block, Some(block) if matches!(block.what, What::New(_)));
+        self.new -= u64::from(is_new);
+        block
+    }
+
     fn forget_copy(&mut self, name: &Identity) {
         let block = self.writing.get(name);
         let block = block.and_then(|sequence| self.blocks.get_mut(sequence));
@@ -372,7 +382,7 @@ impl TakesBack for Held {
     fn take_back(&self, token: Token) {
         let block = {
             let mut state = self.state.lock();
-            let block = state.blocks.remove(&token.sequence);
+            let block = state.remove(token.sequence);
             if let Some(block) = &block {
                 state.writing.remove(&block.place.identity);
             }

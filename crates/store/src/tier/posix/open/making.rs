@@ -12,7 +12,7 @@ use kvdepot_media::Checksum;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-use super::{Open, State};
+use super::{Open, Opened, State};
 use crate::tier::posix::name::room_of;
 use crate::tier::slots::Permits;
 
@@ -127,6 +127,14 @@ impl Open {
 }
 
 impl State {
+    /// Takes a file out, with its part of the count.
+    pub(super) fn remove(&mut self, sequence: u64) -> Option<Opened> {
+        let opened = self.files.remove(&sequence);
+        let is_new = opened.as_ref().is_some_and(|opened| opened.new);
+        self.new -= u64::from(is_new);
+        opened
+    }
+
     fn forget_copy(&mut self, name: &Identity) {
         let file = self.writing.get(name);
         if let Some(opened) = file.and_then(|sequence| self.files.get_mut(sequence)) {
