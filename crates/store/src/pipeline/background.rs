@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kvdepot_arena::{Error, Identity, Place, clock};
+use kvdepot_arena::{Error, Identity, Place, clock, held};
 use kvdepot_host::cpu;
 use kvdepot_media::is_simulated;
 use parking_lot::Mutex;
@@ -108,12 +108,8 @@ impl Core {
             // One that tries the same again and again keeps the others from nothing.
             let (turn, count) = (ledger.turn, ledger.edges.len());
             let mut edges = (0..count).map(|at| (turn + at) % count);
-            let next = edges.find_map(|at| {
-                Some((
-                    at,
-                    ledger.edges[at].take_work(true, self.loads.any_joined())?,
-                ))
-            });
+            let next = edges
+                .find_map(|at| Some((at, ledger.edges[at].take_work(true, self.loads.joins())?)));
             ledger.turn = next.as_ref().map_or(0, |(at, _)| at + 1);
             next
         };
@@ -133,7 +129,7 @@ impl Core {
             }
             let queues = &mut ledger.edges[edge];
             let rested = queues.rest_until.is_none_or(|end| end <= clock::now());
-            if let Some(work) = queues.take_work(rested, self.loads.any_joined()) {
+            if let Some(work) = queues.take_work(rested, self.loads.joins()) {
                 return Some(work);
             }
             match queues.rest_until.filter(|_| !rested) {
@@ -358,14 +354,28 @@ impl Core {
 }
 
 impl Queues {
+    /// Position of the first promotion that gets wait for, when there have been so many `joins`.
+    /// Promotions are many: between two joins each is looked at once.
+    fn first_joined(&mut self, joins: u64) -> Option<usize> {
+        if std::mem::replace(&mut self.joins, joins) != joins {
+            self.unjoined = 0;
+        }
+        for one in self.promotions.range(self.unjoined..) {
+            held::worked();
+            if one.is_joined() {
+                return Some(self.unjoined);
+            }
+            self.unjoined += 1;
+        }
+        None
+    }
+
     /// What is to be done next; what goes on only when those that could not be written have
-    /// `rested`. Promotions are many: whether any is joined is known before.
-    fn take_work(&mut self, rested: bool, any_joined: bool) -> Option<Work> {
+    /// `rested`.
+    fn take_work(&mut self, rested: bool, joins: u64) -> Option<Work> {
         // What gets wait for and what goes on take turns.
-        let mut promotions = self.promotions.iter();
         let is_due = self.passed >= PASSED_MAX && !self.promotions.is_empty();
-        let joined = promotions.position(|one| any_joined && one.is_joined());
-        let joined = joined.filter(|_| !is_due);
+        let joined = self.first_joined(joins).filter(|_| !is_due);
         let went_on = std::mem::take(&mut self.went_on);
         if rested && !self.outward.is_empty() && !(is_due || went_on && joined.is_some()) {
             self.went_on = true;
@@ -394,8 +404,9 @@ impl Queues {
             bytes += next.place.len;
             next.tier == tier && next.is_awaited() == awaited && bytes <= most
         };
-        let more = self.promotions.iter().skip(at + 1).take_while(fits);
+        let more = self.promotions.range(at + 1..).take_while(fits);
         let end = at + 1 + more.count();
+        self.unjoined -= end.min(self.unjoined).saturating_sub(at);
         Some(Work::Promote(self.promotions.drain(at..end).collect()))
     }
 }
@@ -437,7 +448,7 @@ mod tests {
                     let load = loads.joined(promotion(batches, None).place.identity);
                     queues.promotions.push_back(promotion(batches, Some(load)));
                 }
-                match queues.take_work(true, joins) {
+                match queues.take_work(true, loads.joins()) {
                     Some(Work::Promote(blocks)) if blocks[0].place.identity.key.0 == [0; 32] => {
                         break blocks;
                     }
@@ -451,5 +462,45 @@ mod tests {
             );
             assert_eq!(u32::from(batches), PASSED_MAX + 1);
         }
+    }
+
+    #[test]
+    fn a_promotion_is_looked_at_once_unless_somebody_has_joined_one() {
+        const MANY: u64 = 2000;
+        let loads = Loads::of_one_tier();
+        let _elsewhere = loads.joined(promotion(1, None).place.identity);
+        let mut queues = Queues::default();
+        for number in 0..MANY {
+            let mut one = promotion(0, None);
+            one.place.identity.key.0[1..9].copy_from_slice(&number.to_le_bytes());
+            // Four are a batch.
+            one.place.len = PROMOTE_BYTES / 4;
+            one.load = loads.claim(1, one.place.identity);
+            queues.promotions.push_back(one);
+        }
+        let mut next = || match queues.take_work(true, loads.joins()) {
+            Some(Work::Promote(blocks)) => blocks,
+            other => {
+                assert!(other.is_none());
+                Vec::new()
+            }
+        };
+        let before = held::work().mine;
+        let first = next();
+        assert_eq!((first.len(), first[0].is_joined()), (4, false));
+        // One in the middle of those that nobody had joined.
+        let mut identity = promotion(0, None).place.identity;
+        identity.key.0[1..9].copy_from_slice(&(MANY / 2).to_le_bytes());
+        loads.join(identity);
+        let joined = next();
+        assert_eq!((joined.len(), joined[0].place.identity), (1, identity));
+        let mut left = MANY as usize - 5;
+        while left > 0 {
+            let batch = next().len();
+            assert!(batch > 0);
+            left -= batch;
+        }
+        let work = held::work().mine - before;
+        assert!(work < 4 * MANY, "{work} steps for {MANY} promotions");
     }
 }

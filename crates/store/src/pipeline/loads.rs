@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -27,8 +27,8 @@ pub(crate) struct Loads {
     state: Mutex<State>,
     /// Blocks that the near tier has got.
     arrived: AtomicU64,
-    /// Loads that somebody has joined.
-    joined: AtomicUsize,
+    /// Loads that somebody has joined since the beginning.
+    joins: AtomicU64,
 }
 
 #[derive(Default)]
@@ -113,7 +113,7 @@ impl Loads {
             alarm,
             state: Mutex::default(),
             arrived: AtomicU64::new(0),
-            joined: AtomicUsize::new(0),
+            joins: AtomicU64::new(0),
         }))
     }
 
@@ -128,9 +128,10 @@ impl Loads {
         self.arrived.load(Ordering::Acquire)
     }
 
-    /// Whether somebody waits for a load.
-    pub(super) fn any_joined(&self) -> bool {
-        self.joined.load(Ordering::Relaxed) > 0
+    /// Number of loads that somebody has joined since the beginning: if it is the same as before,
+    /// loads that nobody had joined then are not joined now.
+    pub(super) fn joins(&self) -> u64 {
+        self.joins.load(Ordering::Acquire)
     }
 
     /// Blocks that are being loaded.
@@ -215,16 +216,21 @@ impl Loads {
             alarm: None,
             state: Mutex::default(),
             arrived: AtomicU64::new(0),
-            joined: AtomicUsize::new(0),
+            joins: AtomicU64::new(0),
         })
     }
 
     /// A load that somebody has joined.
     pub(super) fn joined(self: &Arc<Loads>, identity: Identity) -> Load {
         let load = self.claim(1, identity).unwrap();
+        self.join(identity);
+        load
+    }
+
+    /// Joins a load.
+    pub(super) fn join(self: &Arc<Loads>, identity: Identity) {
         let begun = self.begin(&[(0, identity)], Joining::First, false);
         assert_eq!(begun.joined, [0]);
-        load
     }
 }
 
@@ -294,7 +300,7 @@ impl Begun {
             });
             loading.waits.push(Arc::clone(wait));
             if !loading.is_joined.swap(true, Ordering::Relaxed) {
-                loads.joined.fetch_add(1, Ordering::Relaxed);
+                loads.joins.fetch_add(1, Ordering::Release);
             }
             self.names.push((*identity, loading.number));
             self.joined.push(*index);
@@ -331,10 +337,6 @@ impl Load {
 impl Drop for Load {
     fn drop(&mut self) {
         let over = self.loads.state.lock().end(&self.identity, self.number);
-        // Nobody joins it any more.
-        if self.is_joined() {
-            self.loads.joined.fetch_sub(1, Ordering::Relaxed);
-        }
         drop(over);
     }
 }
