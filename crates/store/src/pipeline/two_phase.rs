@@ -308,9 +308,8 @@ impl Core {
                     Stage::Here(_) => (reserved.hand_out(), None),
                     Stage::Apart(_) => (*reserved, Some(reserved)),
                 };
-                ledger
-                    .held
-                    .insert((tier, place.token), Held { dues, reserved });
+                let held = Box::new(Held { dues, reserved });
+                ledger.held.insert((tier, place.token), held);
                 Ok(place)
             }
             Err(Refused::Present(token)) => {

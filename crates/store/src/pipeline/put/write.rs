@@ -92,7 +92,7 @@ impl Put {
         });
         let blocks: Vec<Errand> = handed.collect();
         let held: Vec<_> = blocks.iter().map(|(_, at, _)| (tier, at.token)).collect();
-        let names = held.iter().map(|name| (*name, Held::default()));
+        let names = held.iter().map(|name| (*name, Box::<Held>::default()));
         self.core.ledger.lock().held.extend(names);
         let started = clock::now();
         let put = Arc::clone(self);

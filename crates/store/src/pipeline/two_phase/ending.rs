@@ -93,7 +93,8 @@ impl Core {
                 ..one.place
             };
             let held = ledger.held.remove(&(tier, *token));
-            (*at, place, held.unwrap_or_default().dues, stored)
+            let dues = held.map(|held| held.dues).unwrap_or_default();
+            (*at, place, dues, stored)
         });
         Ok(ended.collect())
     }
@@ -106,7 +107,7 @@ impl Core {
         pinned: bool,
     ) -> Vec<Ended> {
         // From here on nobody else can end these.
-        let taken: Vec<Option<Held>> = {
+        let taken: Vec<Option<Box<Held>>> = {
             let mut ledger = self.ledger.lock();
             let names = mine.iter().map(|(_, one, _)| (tier, one.place.token));
             let mut take = |(turn, name)| {
@@ -202,7 +203,7 @@ impl Core {
                 let mut ended = arenas.abort(&tokens).into_iter();
                 places.retain(|_| ended.next() == Some(true));
             }
-            let mut given_back: Vec<Held> = Vec::new();
+            let mut given_back = Vec::new();
             {
                 let mut ledger = self.ledger.lock();
                 let apart = self.tiers[tier].apart().is_some();
