@@ -260,6 +260,58 @@ fn a_directory_holds_its_capacity_whoever_stores() {
 }
 
 #[test]
+fn what_every_request_reads_is_there_while_the_directory_turns_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open_with("Posix", dir.path(), json!({"capacity": "4MiB"}));
+    let ns = namespace(&depot);
+    let head = [0, 1];
+    assert_eq!(put(&ns, &head, LEN), [true; 2]);
+    // Three times what the directory holds.
+    for number in 10..170 {
+        eventually("a put", || put(&ns, &[number], LEN) == [true]);
+        assert!(has(&ns, &head, LEN), "lost after {number}");
+    }
+    let evicted = depot.stats().tiers[0].evicted_blocks;
+    assert!(evicted > 80, "{evicted}");
+    depot.close();
+}
+
+#[test]
+fn what_another_process_has_used_since_the_last_mark_stays() {
+    const OLD: u64 = 20;
+    const DAY: u64 = 24 * 3600;
+    let dir = tempfile::tempdir().unwrap();
+    let open = || open_with("Posix", dir.path(), json!({"capacity": "4MiB"}));
+    let depot = open();
+    let old: Vec<u64> = (0..OLD).collect();
+    assert_eq!(put(&namespace(&depot), &old, LEN), [true; OLD as usize]);
+    depot.close();
+    // A day ago, the first one first: longer than uses go unmarked.
+    let now = std::time::SystemTime::now();
+    for path in files(dir.path()) {
+        let mut options = fs::File::options();
+        let file = options.read(true).write(true).open(path).unwrap();
+        let mut header = [0; 4096];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut header, 0).unwrap();
+        let header = FileHeader::decode(&header).unwrap();
+        let age = Duration::from_secs(DAY - common::number(&header.identity.key));
+        file.set_modified(now - age).unwrap();
+    }
+    // Each knows its own uses, as two processes do.
+    let (reader, writer) = (open(), open());
+    assert!(has(&namespace(&reader), &[0], LEN));
+    // Some of the old ones have to go, and not all.
+    let ns = namespace(&writer);
+    for number in 100..142 {
+        eventually("a put", || put(&ns, &[number], LEN) == [true]);
+    }
+    assert!(has(&ns, &[0], LEN));
+    assert_eq!(get(&ns, &[1], LEN), [Outcome::Miss]);
+    reader.close();
+    writer.close();
+}
+
+#[test]
 fn what_a_process_has_left_behind_is_swept() {
     let dir = tempfile::tempdir().unwrap();
     let depot = open(dir.path());
