@@ -151,10 +151,11 @@ impl Copier {
         self.shared.queues.mover().kernel(len)
     }
 
-    /// Stops waiting for I/O backends.
+    /// Stops waiting for I/O backends, and starts no further copies.
     ///
-    /// Backends may skip requests that they have not started; the parts of these requests fail.
-    /// Requests in progress still keep the buffers of their batch until the backend reports them.
+    /// Copy threads skip slices, and backends may skip requests, that they have not started; the
+    /// parts of these fail with [`Failure::Cancelled`](crate::Failure::Cancelled). Requests in
+    /// progress still keep the buffers of their batch until the backend reports them.
     pub fn give_up(&self) {
         self.shared.give_up();
     }
@@ -361,6 +362,17 @@ mod tests {
                 "the lanes survived"
             );
         }
+    }
+
+    #[test]
+    fn what_no_lane_has_begun_is_not_copied_once_the_copier_gives_up() {
+        let copier = copier(None);
+        let (outcomes, same) = run(&copier, &[400, 5000]);
+        assert!(same && outcomes.iter().all(Moved::is_ok));
+        copier.give_up();
+        let (outcomes, same) = run(&copier, &[400, 5000]);
+        assert_eq!(outcomes, [Err(Failure::Cancelled); 2]);
+        assert!(!same);
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub(crate) struct Shared {
     /// Batches submitted and not ended.
     in_flight: AtomicUsize,
     pub(super) closing: AtomicBool,
-    /// Nobody waits for carriers any more.
+    /// Nobody waits for carriers any more, and nothing new is begun.
     given_up: AtomicBool,
     pub(super) origin: Origin,
 }
@@ -396,7 +396,7 @@ impl Slice {
     /// would rather not; neighbours that go through a region share it.
     fn travel(&self, cargo: &Cargo, mover: Mover) {
         let (mut first, end) = (self.first, self.first + self.count);
-        while first < end && !self.guard.is_cancelled() {
+        while first < end && !self.is_given_up() {
             let way = cargo.way(first);
             let together = way == Way::Region || cargo.asks_seldom(first);
             let alike = |unit: &u32| together && cargo.way(*unit) == way;
@@ -406,10 +406,16 @@ impl Slice {
         }
     }
 
+    /// Whether what nobody has begun is not to be begun. Units that are not reported fail their
+    /// parts.
+    fn is_given_up(&self) -> bool {
+        self.guard.is_cancelled() || self.guard.payload().shared().has_given_up()
+    }
+
     /// The region goes before the guard: where the batch has ended, all regions are back.
     fn copy(self, mover: Mover, region: Option<Region>) {
         if let Some(cargo) = self.guard.payload().cargo()
-            && !self.guard.is_cancelled()
+            && !self.is_given_up()
         {
             // SAFETY: whoever added a part promised that its ranges are there until the batch has
             // ended, which `guard` prevents; `Cargo::add` refused spans that overlap themselves,
@@ -421,7 +427,7 @@ impl Slice {
 
 impl Waits for Slice {
     fn is_cancelled(&self) -> bool {
-        self.guard.is_cancelled() || self.guard.payload().shared().has_given_up()
+        self.is_given_up()
     }
 
     fn call(&self) -> usize {
