@@ -3,8 +3,9 @@
 //!
 //! If two threads close the same object, the second one waits for the first.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use kvdepot_host::Condvar;
@@ -22,6 +23,7 @@ pub const FORKED: &str =
 /// child.
 pub struct Gate {
     state: Mutex<State>,
+    hurries: AtomicBool,
     empty: Condvar,
     ended: Condvar,
     epoch: u64,
@@ -30,6 +32,10 @@ pub struct Gate {
 #[derive(Default)]
 struct State {
     inside: usize,
+    /// Operations in progress that have a name, in the order in which they began, with their
+    /// numbers of keys.
+    named: BTreeMap<u64, (&'static str, usize)>,
+    next: u64,
     closed: bool,
     /// Whether whoever closes has come to the end.
     ended: bool,
@@ -44,7 +50,10 @@ pub(crate) fn is_any_closing() -> bool {
 }
 
 /// A guard of one operation in progress.
-pub struct Pass(Arc<Gate>);
+pub struct Pass {
+    gate: Arc<Gate>,
+    named: Option<u64>,
+}
 
 impl Gate {
     /// Creates an open gate.
@@ -56,6 +65,7 @@ impl Gate {
         fork::install()?;
         Ok(Arc::new(Gate {
             state: Mutex::new(State::default()),
+            hurries: AtomicBool::new(false),
             empty: Condvar::new(),
             ended: Condvar::new(),
             epoch: fork::epoch(),
@@ -76,7 +86,10 @@ impl Gate {
             return Err(Error::Closed(""));
         }
         state.inside += 1;
-        Ok(Pass(Arc::clone(self)))
+        Ok(Pass {
+            gate: Arc::clone(self),
+            named: None,
+        })
     }
 
     /// Returns true if this process is a fork of the one that created the gate.
@@ -98,6 +111,22 @@ impl Gate {
             self.ended.wait(&mut state);
         }
         None
+    }
+
+    /// Asks operations in progress to end early: the time to wait for them is over.
+    pub fn hurry(&self) {
+        self.hurries.store(true, Ordering::Release);
+    }
+
+    /// Returns true if operations in progress should end early.
+    pub fn hurries(&self) -> bool {
+        self.hurries.load(Ordering::Acquire)
+    }
+
+    /// Returns the operations in progress that have a name, oldest first, with their numbers of
+    /// keys.
+    pub fn named(&self) -> Vec<(&'static str, usize)> {
+        self.state.lock().named.values().copied().collect()
     }
 
     /// Waits until no operation is in progress. Returns false if `timeout` expires first.
@@ -129,12 +158,25 @@ impl Drop for Closing<'_> {
     }
 }
 
+impl Pass {
+    /// Names the operation, so that a close can report what it waits for.
+    pub fn name(&mut self, op: &'static str, keys: usize) {
+        let mut state = self.gate.state.lock();
+        state.next += 1;
+        let number = *self.named.get_or_insert(state.next);
+        state.named.insert(number, (op, keys));
+    }
+}
+
 impl Drop for Pass {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock();
+        let mut state = self.gate.state.lock();
+        if let Some(number) = self.named {
+            state.named.remove(&number);
+        }
         state.inside -= 1;
         if state.inside == 0 {
-            self.0.empty.notify_all();
+            self.gate.empty.notify_all();
         }
     }
 }

@@ -395,9 +395,11 @@ impl Depot {
 
     /// Closes the depot and releases its memory and media.
     ///
-    /// The call rejects new calls, waits for calls in progress, and writes back the queue for at
-    /// most `close_timeout`. A second `close` waits for the first. After Ctrl-C the close continues
-    /// in the background, and the end of the process waits for it.
+    /// The call rejects new calls, waits for calls in progress, and writes back the queue, for at
+    /// most `close_timeout` in all. After that time it starts no further copy, and waits only for
+    /// copies that a medium has begun; the log names their calls. A second `close` waits for the
+    /// first. After Ctrl-C the close continues in the background, and the end of the process waits
+    /// for it.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         if self.handle.forked() {
             return Ok(());

@@ -37,7 +37,7 @@ pub enum Outcome {
     /// * `admission: second`: this was its first access, and a lower tier acknowledges puts. The
     ///   block stays in the upper tier.
     Declined,
-    /// The depot was closed before the lower tier had the block.
+    /// The depot was closed before the block was stored in the tier that acknowledges.
     Closed,
 }
 

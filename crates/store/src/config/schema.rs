@@ -157,8 +157,10 @@ pub const OPTIONS: &[OptionSpec] = &[
         "close_timeout",
         Kind::Duration,
         "60s",
-        "Maximum time that `close` waits for [write-back](glossary.md#write-back). Blocks that are \
-         still in the write-back queue after this time do not reach the lower tier.",
+        "Maximum time that `close` waits for calls in progress and for \
+         [write-back](glossary.md#write-back). After this time, kvdepot starts no further copy: \
+         puts in progress end as `closed`, and blocks in the write-back queue do not reach the \
+         lower tier. A copy that a medium has begun is waited for without a limit.",
     ),
     OptionSpec::new(
         "",

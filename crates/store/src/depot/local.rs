@@ -39,6 +39,12 @@ pub trait Serves: Send + Sync {
     fn stop(&self);
 }
 
+/// Time that calls have to end once they are asked to: longer is worth a warning.
+const TO_END: Duration = Duration::from_secs(1);
+
+/// Number of calls that the warning names.
+const CALLS_SHOWN: usize = 8;
+
 pub(super) struct Local {
     core: Arc<Core>,
     background: Background,
@@ -200,7 +206,11 @@ impl Local {
             core.idle_copier.iter().for_each(Copier::give_up);
         };
         if !core.gate.wait_empty(left()) {
+            core.gate.hurry();
             hurry();
+            if !core.gate.wait_empty(TO_END) {
+                warn_of_calls(core);
+            }
         }
         // What touches a caller's memory has no time-out: it ends by itself.
         core.gate.wait_empty(Duration::MAX);
@@ -465,6 +475,20 @@ impl Drop for Local {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// Reports the calls that a close still waits for.
+fn warn_of_calls(core: &Core) {
+    let named = core.gate.named();
+    let calls = named.iter().take(CALLS_SHOWN);
+    let calls: Vec<String> = calls
+        .map(|(op, keys)| format!("{op} of {keys} keys"))
+        .collect();
+    tracing::warn!(
+        calls = calls.join(", "),
+        count = named.len(),
+        "close_timeout expired; close waits for calls that use memory of their callers"
+    );
 }
 
 fn describe(core: &Core, config: &Config, without: Option<&str>) -> String {

@@ -80,13 +80,14 @@ impl Core {
     /// Starts a get into the memory of `caller`. The outcomes are recorded in `task`.
     pub fn start_get(
         self: &Arc<Core>,
-        pass: Pass,
+        mut pass: Pass,
         namespace: NamespaceId,
         keys: Vec<Key>,
         caller: Caller,
         task: &Task,
         options: GetOptions,
     ) {
+        pass.name(Op::Get.name(), keys.len());
         self.asked(namespace, &keys);
         self.offer_again(namespace, &keys);
         let core = Arc::clone(self);

@@ -65,7 +65,7 @@ use crate::config::{Config, Overload};
 use crate::journal::Journal;
 use crate::keyring::Keyring;
 use crate::metrics::{Metrics, Op};
-use crate::task::{Mirror, Task};
+use crate::task::{Mirror, Outcome, Task};
 use crate::tier::{Apart, Arenas, Directory, DoorKey, Outside, Stage};
 
 /// Index, tiers and threads of a depot in this process; all of its calls share them.
@@ -130,6 +130,14 @@ impl Core {
         self.metrics.begin(op, keys as u64, bytes);
         let journal = Journal::dispatched(op.name(), keys, bytes);
         Task::with_mirror(keys, journal, mirror)
+    }
+
+    /// The outcome of a block whose put came to nothing.
+    pub(crate) fn lost(&self) -> Outcome {
+        match self.gate.hurries() {
+            true => Outcome::Closed,
+            false => Outcome::Dropped,
+        }
     }
 
     /// Whether it is another tier than the near one that acknowledges what that holds.

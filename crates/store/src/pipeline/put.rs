@@ -81,12 +81,13 @@ impl Core {
     /// Starts a put from the memory of `caller`. The outcomes are recorded in `task`.
     pub fn start_put(
         self: &Arc<Core>,
-        pass: Pass,
+        mut pass: Pass,
         namespace: NamespaceId,
         (after, keys): (Option<Key>, Vec<Key>),
         caller: Caller,
         task: &Task,
     ) {
+        pass.name(Op::Put.name(), keys.len());
         let put = Put {
             core: Arc::clone(self),
             namespace,

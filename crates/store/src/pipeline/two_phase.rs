@@ -170,7 +170,8 @@ impl Core {
         after: Option<Key>,
         blocks: &[(Key, Vec<u64>)],
     ) -> Result<Vec<Result<Reservation, Refused>>, Error> {
-        let _pass = self.gate.enter()?;
+        let mut pass = self.gate.enter()?;
+        pass.name("reserve", blocks.len());
         for (_, lengths) in blocks {
             parts::check(lengths)?;
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::common::{
-    PATIENCE, assert_at_rest, eventually, has, key, keys, namespace, pin_all, put,
+    PATIENCE, assert_at_rest, eventually, has, key, keys, namespace, pin_all, put, start_put,
 };
 use crate::tiers::files;
 use crate::tiers::late::{Mood, slow_files};
@@ -216,4 +216,20 @@ fn prefetches_side_by_side_leave_no_gap_in_what_they_bring() {
         );
     }
     depot.close();
+}
+
+#[test]
+fn the_steps_that_a_put_has_left_when_the_time_of_a_close_is_over_end_as_closed() {
+    let (mood, dir) = (few(), tempfile::tempdir().unwrap());
+    let settings = json!({"close_timeout": "0s", "tier_timeout": "60s"});
+    let depot = open(&mood, "Slow", dir.path(), settings);
+    let all: Vec<u64> = (0..BLOCKS).collect();
+    mood.silent.store(true, Ordering::Relaxed);
+    let task = start_put(&namespace(&depot), &all, LEN);
+    std::thread::scope(|scope| {
+        scope.spawn(|| depot.close());
+        eventually("the end of the put", || task.is_done());
+        mood.silent.store(false, Ordering::Relaxed);
+    });
+    assert_eq!(task.outcomes(), vec![Outcome::Closed; BLOCKS as usize]);
 }

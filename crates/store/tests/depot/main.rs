@@ -8,6 +8,7 @@ mod common;
 mod folder;
 
 mod authenticated;
+mod closing;
 mod crash_kill9;
 mod devices;
 mod erase;

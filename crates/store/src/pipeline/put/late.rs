@@ -66,7 +66,7 @@ impl Put {
             return;
         };
         let put = Arc::clone(self);
-        let slots = match turn.is_over() {
+        let slots = match turn.is_over() || self.core.gate.hurries() {
             true => Answer::Now(None),
             false => apart.take_for_moves(self.caller.seat(), mine.len()),
         };
@@ -143,7 +143,7 @@ impl Put {
                         routes.settled.push((index, Outcome::Dropped));
                     }
                     Some(Err(_)) if answered => routes.settled.push((index, Outcome::Full)),
-                    _ => routes.settled.push((index, Outcome::Dropped)),
+                    _ => routes.settled.push((index, put.core.lost())),
                 }
                 ended.push(put.identity(index));
             }

@@ -188,7 +188,7 @@ impl Put {
                     dues.spent.written();
                 }
                 let Some(checksum) = checksum.filter(|_| answer == Some(true)) else {
-                    settled.push((index, Outcome::Dropped));
+                    settled.push((index, core.lost()));
                     continue;
                 };
                 core.note_stored(self.namespace, &place.identity.key, place.len);
@@ -229,7 +229,8 @@ impl Put {
             }
         }
         let lost = settled.iter();
-        let lost = lost.filter(|(_, outcome)| *outcome == Outcome::Dropped);
+        let lost =
+            lost.filter(|(_, outcome)| matches!(outcome, Outcome::Dropped | Outcome::Closed));
         let name = core.tiers[tier].name();
         self.task.ends_at(name, ended.len() - lost.count());
         core.tiers[tier].unpin(passed.iter());

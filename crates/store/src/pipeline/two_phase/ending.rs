@@ -31,7 +31,8 @@ impl Core {
         reservations: &[Reservation],
         checksums: &[Vec<Checksum>],
     ) -> Result<Vec<bool>, Error> {
-        let _pass = self.gate.enter()?;
+        let mut pass = self.gate.enter()?;
+        pass.name("commit", reservations.len());
         for (reservation, checksums) in reservations.iter().zip(checksums) {
             reservation.check(checksums)?;
         }
