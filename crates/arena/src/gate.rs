@@ -32,7 +32,7 @@ pub struct Gate {
 #[derive(Default)]
 struct State {
     inside: usize,
-    /// Operations in progress that have a name, in the order in which they began, with their
+    /// Operations in progress that have a name, in the order in which they were named, with their
     /// numbers of keys.
     named: BTreeMap<u64, (&'static str, usize)>,
     next: u64,

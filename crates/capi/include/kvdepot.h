@@ -246,9 +246,10 @@ kvd_status kvd_depot_metrics(kvd_depot *depot, char **text);
 
 /* Closes a depot and frees the handle.
  *
- * Blocks until calls in progress have ended, and drains the write-back queue for at most the option
- * `close_timeout`. Afterwards another process may own the arena. Namespaces and sessions of the
- * depot then return KVD_STATUS_CLOSED and must still be closed. */
+ * Blocks until calls in progress have ended and the write-back queue is empty, for at most the
+ * option `close_timeout`; then only until the copies end that a medium has begun. Afterwards another
+ * process may own the arena. Namespaces and sessions of the depot then return KVD_STATUS_CLOSED and
+ * must still be closed. */
 kvd_status kvd_depot_close(kvd_depot *depot);
 
 /* ---- blocks -------------------------------------------------------------------------------- */

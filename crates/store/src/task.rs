@@ -27,8 +27,8 @@ pub enum Outcome {
     Length,
     /// A put found no free space, and eviction could not free enough.
     Full,
-    /// A put was dropped because the write-back queue is full (`overload: drop`), or because the
-    /// lower tier could not take the block.
+    /// A put was dropped because the write-back queue is full (`overload: drop`), because the lower
+    /// tier could not take the block, or because a copy failed.
     Dropped,
     /// An admission policy rejected the block of a put.
     ///
@@ -37,7 +37,8 @@ pub enum Outcome {
     /// * `admission: second`: this was its first access, and a lower tier acknowledges puts. The
     ///   block stays in the upper tier.
     Declined,
-    /// The depot was closed before the block was stored in the tier that acknowledges.
+    /// The depot was closed before the block was stored in the tier that acknowledges, or before a
+    /// prefetch had brought it.
     Closed,
 }
 

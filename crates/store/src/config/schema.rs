@@ -159,8 +159,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         "60s",
         "Maximum time that `close` waits for calls in progress and for \
          [write-back](glossary.md#write-back). After this time, kvdepot starts no further copy: \
-         puts in progress end as `closed`, and blocks in the write-back queue do not reach the \
-         lower tier. A copy that a medium has begun is waited for without a limit.",
+         puts in progress store no further block, and blocks in the write-back queue do not reach \
+         the lower tier. A copy that a medium has begun is waited for without a limit.",
     ),
     OptionSpec::new(
         "",

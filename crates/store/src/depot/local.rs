@@ -199,6 +199,7 @@ impl Local {
         #[cfg(feature = "sim")]
         core.settle();
         let hurry = || {
+            core.gate.hurry();
             let apart = core.tiers.iter().filter_map(Stage::apart);
             apart.for_each(Apart::hurry);
             core.loads.hurry();
@@ -206,7 +207,6 @@ impl Local {
             core.idle_copier.iter().for_each(Copier::give_up);
         };
         if !core.gate.wait_empty(left()) {
-            core.gate.hurry();
             hurry();
             if !core.gate.wait_empty(TO_END) {
                 warn_of_calls(core);
@@ -480,6 +480,10 @@ impl Drop for Local {
 /// Reports the calls that a close still waits for.
 fn warn_of_calls(core: &Core) {
     let named = core.gate.named();
+    if named.is_empty() {
+        tracing::warn!("close_timeout expired; close waits for calls in progress");
+        return;
+    }
     let calls = named.iter().take(CALLS_SHOWN);
     let calls: Vec<String> = calls
         .map(|(op, keys)| format!("{op} of {keys} keys"))

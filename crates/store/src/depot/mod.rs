@@ -358,9 +358,9 @@ impl Depot {
     ///
     /// The call rejects new calls, waits for those in progress, and writes back queued blocks, for
     /// at most `close_timeout` in all. After that time it starts no further copy: puts in progress
-    /// end as [`Outcome::Closed`](crate::Outcome::Closed), and gets as misses. A copy that a medium
-    /// has begun uses the memory of its caller, so the close waits for it without a limit, and logs
-    /// the calls that it waits for. Then it releases memory and arenas, even if a [`Namespace`]
+    /// store no further block, and gets end as misses. A copy that a medium has begun uses the
+    /// memory of its caller, so the close waits for it without a limit, and logs the calls that it
+    /// waits for. Then it releases memory and arenas, even if a [`Namespace`]
     /// still exists. A second close waits for the first one. Correctness does not depend on a
     /// close.
     pub fn close(&self) {

@@ -108,8 +108,10 @@ impl Core {
             // One that tries the same again and again keeps the others from nothing.
             let (turn, count) = (ledger.turn, ledger.edges.len());
             let mut edges = (0..count).map(|at| (turn + at) % count);
-            let next = edges
-                .find_map(|at| Some((at, ledger.edges[at].take_work(true, self.loads.joins())?)));
+            let goes_on = !self.gate.hurries();
+            let next = edges.find_map(|at| {
+                Some((at, ledger.edges[at].take_work(goes_on, self.loads.joins())?))
+            });
             ledger.turn = next.as_ref().map_or(0, |(at, _)| at + 1);
             next
         };
@@ -129,7 +131,9 @@ impl Core {
             }
             let queues = &mut ledger.edges[edge];
             let rested = queues.rest_until.is_none_or(|end| end <= clock::now());
-            if let Some(work) = queues.take_work(rested, self.loads.joins()) {
+            // Once the time of a close is over nothing goes on: the end answers what is left.
+            let goes_on = rested && !self.gate.hurries();
+            if let Some(work) = queues.take_work(goes_on, self.loads.joins()) {
                 return Some(work);
             }
             match queues.rest_until.filter(|_| !rested) {
@@ -171,6 +175,11 @@ impl Core {
                 Replica::Stored | Replica::Removed => Outcome::Done,
                 Replica::Full => Outcome::Full,
                 Replica::Declined => Outcome::Declined,
+                // A close has no more time for it.
+                Replica::Failed if self.gate.hurries() => {
+                    again.push(*place);
+                    continue;
+                }
                 Replica::Failed => Outcome::Dropped,
                 Replica::Corrupt => {
                     tracing::warn!(key = %place.identity.key, tier = near.name(),

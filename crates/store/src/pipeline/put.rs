@@ -104,7 +104,10 @@ impl Core {
 
 impl Joins for Put {
     fn start_over(self: Arc<Put>, index: usize) {
-        self.start(vec![index]);
+        match self.core.gate.hurries() {
+            true => self.refuse(index, Outcome::Closed),
+            false => self.start(vec![index]),
+        }
     }
 
     fn refuse(&self, index: usize, outcome: Outcome) {

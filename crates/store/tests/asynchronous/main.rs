@@ -14,6 +14,7 @@ mod rotten;
 mod tiers;
 
 mod admission;
+mod closing;
 mod discards;
 mod edge_admission;
 mod loads;

@@ -27,8 +27,9 @@ fn few() -> Arc<Mood> {
     mood
 }
 
-fn open(mood: &Arc<Mood>, pipeline: &str, dir: &Path, mut settings: Value) -> Depot {
-    settings["lanes"] = json!(2);
+pub(crate) fn open(mood: &Arc<Mood>, pipeline: &str, dir: &Path, mut settings: Value) -> Depot {
+    let lanes = settings.as_object_mut().unwrap().entry("lanes");
+    lanes.or_insert_with(|| json!(2));
     for tier in pipeline.split('|') {
         let section = tier.to_ascii_lowercase();
         let given = settings[&section].take();

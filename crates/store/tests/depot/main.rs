@@ -8,7 +8,6 @@ mod common;
 mod folder;
 
 mod authenticated;
-mod closing;
 mod crash_kill9;
 mod devices;
 mod erase;

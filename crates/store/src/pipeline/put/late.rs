@@ -142,7 +142,9 @@ impl Put {
                     Some(Err(Refused::Reserved(_))) => {
                         routes.settled.push((index, Outcome::Dropped));
                     }
-                    Some(Err(_)) if answered => routes.settled.push((index, Outcome::Full)),
+                    Some(Err(_)) if answered && !put.core.gate.hurries() => {
+                        routes.settled.push((index, Outcome::Full));
+                    }
                     _ => routes.settled.push((index, put.core.lost())),
                 }
                 ended.push(put.identity(index));

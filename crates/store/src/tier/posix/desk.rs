@@ -1,8 +1,8 @@
 //! Threads for what a file system takes its time for: to look, to open, to make, to rename.
 //!
 //! A call of many keys is many jobs. Calls take turns, job by job, so that a small one does not
-//! wait for the end of a large one. Where threads compute, a call has a part of them at a time, so
-//! that another one finds a thread that is free.
+//! wait for the end of a large one. Where threads compute, a step of a call has a part of them at a
+//! time. Several steps in progress may have all of them.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,7 +32,7 @@ const WAITING_MAX: usize = 1 << 16;
 #[derive(Clone, Copy)]
 pub(super) struct Threads {
     pub(super) all: usize,
-    /// Most that work for one call.
+    /// Most that work for one step of a call.
     pub(super) call: usize,
     /// Most that work for all jobs without a waiting caller.
     pub(super) unawaited: usize,
@@ -97,8 +97,8 @@ impl State {
 
     fn add(&mut self, mut call: Call) {
         self.waiting += call.jobs.len();
-        let others = self.calls.iter_mut().find(|others| others.unawaited);
-        match others.filter(|_| call.unawaited) {
+        let mut calls = self.calls.iter_mut().filter(|_| call.unawaited);
+        match calls.find(|others| others.unawaited) {
             Some(others) => others.jobs.append(&mut call.jobs),
             None => self.calls.push_back(call),
         }
@@ -145,7 +145,7 @@ impl Desk {
         &self.queue.pulse
     }
 
-    /// Most threads that work for one call.
+    /// Most threads that work for one step of a call.
     pub(super) fn threads(&self) -> usize {
         let most = self.queue.most;
         most.all.min(most.call).max(1)
@@ -168,7 +168,13 @@ impl Desk {
         }
         let count = jobs.len();
         let mut state = self.queue.state.lock();
-        if state.ended || state.waiting + count > WAITING_MAX {
+        // What nobody waits for leaves half of it to calls.
+        let most = if unawaited {
+            WAITING_MAX / 2
+        } else {
+            WAITING_MAX
+        };
+        if state.ended || state.waiting + count > most {
             drop(state);
             drop(jobs);
             return;

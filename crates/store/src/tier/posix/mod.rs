@@ -64,15 +64,15 @@ use uses::Uses;
 /// Threads that wait for the file system: so many files are opened at a time, and so many made.
 const THREADS: usize = 8;
 
-/// Threads that wait for a disk or a server: a call may have all of them.
+/// Threads that wait for a disk or a server: a step of a call may have all of them.
 const WAITING: Threads = Threads {
     all: THREADS,
     call: THREADS,
     unawaited: THREADS / 2,
 };
 
-/// Threads that make files of this host, in its memory, and compute all the while: those of one
-/// call would take the processors from others.
+/// Threads that make files on a file system of this host without a sync, and compute most of that
+/// time: those of one step of a call would take the processors from others.
 const COMPUTING: Threads = Threads {
     all: THREADS,
     call: THREADS / 2,
