@@ -5,9 +5,7 @@ use std::ops::Deref;
 use std::os::unix::fs::PermissionsExt;
 
 use crate::bucket::{LEN, Server, Trouble};
-use crate::common::{
-    self, PATIENCE, eventually, get, has, held, keys, namespace, namespace_of, pin_all, put,
-};
+use crate::common::{self, PATIENCE, get, has, keys, namespace, namespace_of, put};
 use hyper::Method;
 use kvdepot_arena::format::file_header::{self, FileHeader};
 use kvdepot_arena::parts;
@@ -48,24 +46,6 @@ fn blocks_live_in_objects_alone_and_behind_others_and_outlive_the_depot() {
         depot.close();
         assert_eq!(server.objects().len(), 0);
     }
-}
-
-#[test]
-fn objects_that_are_pinned_and_written_are_counted_however_they_end() {
-    let server = Server::start();
-    let depot = server.open();
-    let ns = namespace(&depot);
-    let all: Vec<u64> = (0..20).collect();
-    assert_eq!(put(&ns, &all, LEN), [true; 20]);
-    let count = |expected| eventually("the counts", || held(&depot) == expected);
-    count((0, 0));
-    let pins = pin_all(&ns, 0..3);
-    assert_eq!(put(&ns, &[0, 30, 31], LEN), [true; 3]);
-    ns.remove(&keys([0, 30])).unwrap();
-    count((3, 0));
-    ns.unpin(&pins, false);
-    count((0, 0));
-    depot.close();
 }
 
 #[test]
@@ -238,7 +218,7 @@ fn with_a_key_what_others_have_written_is_none_and_written_again() {
         let ns = namespace(&depot);
         let outcomes = get(&ns, &[1, 2], len);
         assert!(!outcomes.contains(&Outcome::Done), "{outcomes:?}");
-        eventually("the end of both", || server.objects().is_empty());
+        common::eventually("the end of both", || server.objects().is_empty());
         assert_eq!(put(&ns, &[1, 2], len), [true; 2]);
         assert!(depot.drain(PATIENCE));
         assert!(has(&ns, &[1, 2], len));
@@ -271,7 +251,7 @@ fn a_bucket_says_what_it_has_and_what_has_gone() {
     };
     let expected: Vec<_> = [1, 2].map(|blocks| (blocks, blocks * LEN as u64)).into();
     // What they are is written in the background.
-    eventually("what namespaces are", || {
+    common::eventually("what namespaces are", || {
         usage() == (true, expected.clone())
     });
     assert_eq!(depot.namespaces().unwrap().len(), 2);
@@ -285,7 +265,7 @@ fn a_prefix_may_have_any_letters() {
     let depot = server.open_with("S3", &settings);
     let ns = namespace(&depot);
     for number in 0..40 {
-        eventually("room", || put(&ns, &[number], LEN) == [true]);
+        common::eventually("room", || put(&ns, &[number], LEN) == [true]);
         let objects = server.deref().objects("~me/a%20b/blocks");
         let used = objects
             .iter()
@@ -343,7 +323,7 @@ fn what_is_removed_while_it_is_published_is_not_pinned() {
         }
     });
     assert!(depot.drain(PATIENCE));
-    eventually("the end of all pins", || {
+    common::eventually("the end of all pins", || {
         depot
             .stats()
             .tiers
