@@ -3,7 +3,6 @@
 //!
 //! If two threads close the same object, the second one waits for the first.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -32,10 +31,8 @@ pub struct Gate {
 #[derive(Default)]
 struct State {
     inside: usize,
-    /// Operations in progress that have a name, in the order in which they were named, with their
-    /// numbers of keys.
-    named: BTreeMap<u64, (&'static str, usize)>,
-    next: u64,
+    /// Operations in progress that have a name.
+    named: Vec<Named>,
     closed: bool,
     /// Whether whoever closes has come to the end.
     ended: bool,
@@ -49,10 +46,23 @@ pub(crate) fn is_any_closing() -> bool {
     CLOSING.load(Ordering::SeqCst) > 0
 }
 
+/// Operations in progress of one name.
+#[derive(Clone, Copy)]
+#[non_exhaustive]
+pub struct Named {
+    /// The name.
+    pub op: &'static str,
+    /// Number of these operations.
+    pub calls: usize,
+    /// Number of keys of all of them.
+    pub keys: usize,
+}
+
 /// A guard of one operation in progress.
 pub struct Pass {
     gate: Arc<Gate>,
-    named: Option<u64>,
+    /// Position of its name, and its number of keys.
+    named: Option<(usize, usize)>,
 }
 
 impl Gate {
@@ -78,6 +88,19 @@ impl Gate {
     ///
     /// [`Error::Closed`] if the gate is closed, and in a forked child.
     pub fn enter(self: &Arc<Gate>) -> Result<Pass, Error> {
+        self.admit(None)
+    }
+
+    /// As [`Gate::enter`], with a name and a number of keys, which a close reports if it waits.
+    ///
+    /// # Errors
+    ///
+    /// As [`Gate::enter`].
+    pub fn enter_as(self: &Arc<Gate>, op: &'static str, keys: usize) -> Result<Pass, Error> {
+        self.admit(Some((op, keys)))
+    }
+
+    fn admit(self: &Arc<Gate>, named: Option<(&'static str, usize)>) -> Result<Pass, Error> {
         if self.forked() {
             return Err(Error::Closed(FORKED));
         }
@@ -86,9 +109,20 @@ impl Gate {
             return Err(Error::Closed(""));
         }
         state.inside += 1;
+        let named = named.map(|(op, keys)| {
+            let found = state.named.iter().position(|one| one.op == op);
+            let at = found.unwrap_or_else(|| {
+                let (calls, keys) = (0, 0);
+                state.named.push(Named { op, calls, keys });
+                state.named.len() - 1
+            });
+            state.named[at].calls += 1;
+            state.named[at].keys += keys;
+            (at, keys)
+        });
         Ok(Pass {
             gate: Arc::clone(self),
-            named: None,
+            named,
         })
     }
 
@@ -123,10 +157,11 @@ impl Gate {
         self.hurries.load(Ordering::Acquire)
     }
 
-    /// Returns the operations in progress that have a name, oldest first, with their numbers of
-    /// keys.
-    pub fn named(&self) -> Vec<(&'static str, usize)> {
-        self.state.lock().named.values().copied().collect()
+    /// Returns the operations in progress that have a name.
+    pub fn named(&self) -> Vec<Named> {
+        let state = self.state.lock();
+        let named = state.named.iter().filter(|one| one.calls > 0);
+        named.copied().collect()
     }
 
     /// Waits until no operation is in progress. Returns false if `timeout` expires first.
@@ -158,21 +193,12 @@ impl Drop for Closing<'_> {
     }
 }
 
-impl Pass {
-    /// Names the operation, so that a close can report what it waits for.
-    pub fn name(&mut self, op: &'static str, keys: usize) {
-        let mut state = self.gate.state.lock();
-        state.next += 1;
-        let number = *self.named.get_or_insert(state.next);
-        state.named.insert(number, (op, keys));
-    }
-}
-
 impl Drop for Pass {
     fn drop(&mut self) {
         let mut state = self.gate.state.lock();
-        if let Some(number) = self.named {
-            state.named.remove(&number);
+        if let Some((at, keys)) = self.named {
+            state.named[at].calls -= 1;
+            state.named[at].keys -= keys;
         }
         state.inside -= 1;
         if state.inside == 0 {

@@ -334,7 +334,11 @@ impl Session {
         }
         let lens: Vec<u64> = lens.iter().copied().map(U64::get).collect();
         let keys = keys.to_vec();
-        let pass = self.core.gate.enter()?;
+        let op = match how {
+            How::Put { .. } => Op::Put,
+            How::Get(_) => Op::Get,
+        };
+        let pass = self.core.gate.enter_as(op.name(), keys.len())?;
         if let Some(len) = lens.iter().find(|len| !(1..=PART_LEN_MAX).contains(*len)) {
             let allowed = format!("1 to {PART_LEN_MAX} bytes per block");
             return Err(Error::input("buffers", format!("{len} bytes"), allowed));
@@ -346,10 +350,6 @@ impl Session {
         let seat = self.holding.holder.seat;
         let caller = Caller::There { lens, lanes, seat };
         let mirror = self.mirror(task, keys.len())?;
-        let op = match how {
-            How::Put { .. } => Op::Put,
-            How::Get(_) => Op::Get,
-        };
         let handle = self.core.begin(op, keys.len(), &caller, Some(mirror));
         let core = &self.core;
         match how {

@@ -42,9 +42,6 @@ pub trait Serves: Send + Sync {
 /// Time that calls have to end once they are asked to: longer is worth a warning.
 const TO_END: Duration = Duration::from_secs(1);
 
-/// Number of calls that the warning names.
-const CALLS_SHOWN: usize = 8;
-
 pub(super) struct Local {
     core: Arc<Core>,
     background: Background,
@@ -484,13 +481,12 @@ fn warn_of_calls(core: &Core) {
         tracing::warn!("close_timeout expired; close waits for calls in progress");
         return;
     }
-    let calls = named.iter().take(CALLS_SHOWN);
+    let calls = named.iter();
     let calls: Vec<String> = calls
-        .map(|(op, keys)| format!("{op} of {keys} keys"))
+        .map(|one| format!("{}: {} calls, {} keys", one.op, one.calls, one.keys))
         .collect();
     tracing::warn!(
         calls = calls.join(", "),
-        count = named.len(),
         "close_timeout expired; close waits for calls that use memory of their callers"
     );
 }

@@ -66,7 +66,7 @@ impl Core {
         buffers: BlockBuffers,
         options: GetOptions,
     ) -> Result<Task, Error> {
-        let pass = self.gate.enter()?;
+        let pass = self.gate.enter_as(Op::Get.name(), keys.len())?;
         buffers.check(keys.len(), true)?;
         if options.staged || buffers.on_device() {
             self.copier.make_slab()?;
@@ -80,14 +80,13 @@ impl Core {
     /// Starts a get into the memory of `caller`. The outcomes are recorded in `task`.
     pub fn start_get(
         self: &Arc<Core>,
-        mut pass: Pass,
+        pass: Pass,
         namespace: NamespaceId,
         keys: Vec<Key>,
         caller: Caller,
         task: &Task,
         options: GetOptions,
     ) {
-        pass.name(Op::Get.name(), keys.len());
         self.asked(namespace, &keys);
         self.offer_again(namespace, &keys);
         let core = Arc::clone(self);

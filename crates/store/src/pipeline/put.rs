@@ -70,7 +70,7 @@ impl Core {
         keys: Vec<Key>,
         buffers: BlockBuffers,
     ) -> Result<Task, Error> {
-        let pass = self.gate.enter()?;
+        let pass = self.gate.enter_as(Op::Put.name(), keys.len())?;
         buffers.check(keys.len(), false)?;
         let caller = Caller::Here(buffers);
         let task = self.begin(Op::Put, keys.len(), &caller, None);
@@ -81,13 +81,12 @@ impl Core {
     /// Starts a put from the memory of `caller`. The outcomes are recorded in `task`.
     pub fn start_put(
         self: &Arc<Core>,
-        mut pass: Pass,
+        pass: Pass,
         namespace: NamespaceId,
         (after, keys): (Option<Key>, Vec<Key>),
         caller: Caller,
         task: &Task,
     ) {
-        pass.name(Op::Put.name(), keys.len());
         let put = Put {
             core: Arc::clone(self),
             namespace,

@@ -170,8 +170,7 @@ impl Core {
         after: Option<Key>,
         blocks: &[(Key, Vec<u64>)],
     ) -> Result<Vec<Result<Reservation, Refused>>, Error> {
-        let mut pass = self.gate.enter()?;
-        pass.name("reserve", blocks.len());
+        let _pass = self.gate.enter_as("reserve", blocks.len())?;
         for (_, lengths) in blocks {
             parts::check(lengths)?;
         }

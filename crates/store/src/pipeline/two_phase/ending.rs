@@ -31,8 +31,7 @@ impl Core {
         reservations: &[Reservation],
         checksums: &[Vec<Checksum>],
     ) -> Result<Vec<bool>, Error> {
-        let mut pass = self.gate.enter()?;
-        pass.name("commit", reservations.len());
+        let _pass = self.gate.enter_as("commit", reservations.len())?;
         for (reservation, checksums) in reservations.iter().zip(checksums) {
             reservation.check(checksums)?;
         }
