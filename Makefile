@@ -12,6 +12,8 @@ CARGO_TARGET_DIR ?= target
 export CARGO_TARGET_DIR
 # Its warning is about the name of the build backend, release/kvdepot_backend.py, which calls maturin.
 export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
+# Where it is set, each process compiles all that it imports of vLLM and torch: half a minute.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -90,12 +92,24 @@ $(VENV)/.transfer: requirements/transfer.txt $(VENV)/.dev
 	$(INSTALL) --no-deps -r requirements/transfer.txt
 	@touch $@
 
+# $(call wheel,FLAGS,FOLDER): build one, and install it in the place of the other's.
+wheel = rm -rf $(2); \
+	$(BIN)/maturin build $(1) --quiet --interpreter $(BIN)/python --out $(2) $(or_again); \
+	rm -f $(VENV)/.package $(VENV)/.package-test; \
+	$(INSTALL) --no-deps --reinstall $(2)/kvdepot-*.whl; \
+	touch $@
+
 $(VENV)/.package: $(PACKAGE_SOURCES) $(VENV)/.dev
 	$(call say,building the wheel (2 to 3 minutes on two cores the first time))
-	@rm -rf build/wheels
-	@$(BIN)/maturin build --release --quiet --interpreter $(BIN)/python --out build/wheels $(or_again)
-	@$(INSTALL) --no-deps --reinstall build/wheels/kvdepot-*.whl
-	@touch $@
+	@$(call wheel,--release,build/wheels)
+
+# Of what the Rust tests are built of anyway, with debug assertions and overflow checks.
+$(VENV)/.package-test: $(PACKAGE_SOURCES) $(VENV)/.dev
+	$(call say,building the wheel for tests)
+	@$(call wheel,--profile dev,build/wheels-test)
+
+# Which of them the tests run with.
+TESTED = $(VENV)/.package$(if $(filter 1,$(KVDEPOT_TEST_ALL)),,-test)
 
 # A name on the PATH may be a shim with nothing behind it that runs; pyenv's own folders have no shims.
 UCM_PYTHON ?= python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.12.*/bin/python3.12
@@ -350,10 +364,11 @@ test-names: package $(VENV)/.model $(VENV)/.lmcache $(VENV)/.llama ## Write the 
 
 slowest = --durations 30 --durations-min 5
 
-test-python: package $(VENV)/.model $(VENV)/.lmcache
+test-python: $(TESTED) $(VENV)/.model $(VENV)/.lmcache
 	$(call say,Python: unit$(,) integration and engine tests)
 	$(BIN)/python -m pytest -n 3 --no-loadscope-reorder -m "not alone" $(slowest)
-	$(BIN)/python -m pytest -q -m alone $(slowest)
+	@# To collect all others takes half a minute.
+	$(BIN)/python -m pytest -q -m alone $(slowest) $$(grep -rlF --include='*.py' '@pytest.mark.alone' tests)
 
 # The last line counts histories, doors and faults. KVDEPOT_SEED=n fixes the first history.
 # SIM_BREAK=D1, D2 or D6 takes that fix back (crates/dev/mutants/fixes.yaml), and fails.
@@ -479,10 +494,7 @@ test-release: package $(VENV)/.release $(HELM) ## Test packages, units, manifest
 OTHER = $(if $(findstring aarch64,$(HOST)),x86_64,aarch64)-unknown-linux-gnu
 
 .PHONY: lint lint-rust lint-python lint-repeats fmt docs hooks
-lint: ## Check formatting, lints, types and generated files; warnings are errors
-	@# The wheel is built crate by crate, on one processor.
-	@$(MAKE) --no-print-directory -j2 package lint-rust
-	@$(MAKE) --no-print-directory lint-python lint-repeats
+lint: lint-rust lint-python lint-repeats ## Check formatting, lints, types and generated files; warnings are errors
 
 lint-rust:
 	$(call need,fmt,rustfmt)
@@ -506,7 +518,7 @@ lint-rust:
 	$(call say,cargo deny)
 	@$(call have,deny); cargo deny check bans licenses sources
 
-lint-python: $(VENV)/.package
+lint-python: $(TESTED)
 	$(call say,ruff)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
