@@ -9,6 +9,7 @@ import re
 import secrets
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -33,6 +34,9 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.umask(0o022)
     os.environ.update(LC_ALL="C.UTF-8", TZ="UTC")
+    # Each process would compile all that it imports of vLLM and torch: half a minute.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     time.tzset()
 
 

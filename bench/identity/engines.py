@@ -110,6 +110,8 @@ class Engines:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_LOGGING_LEVEL": "WARNING",
             "TOKENIZERS_PARALLELISM": "false",
+            # Each engine would compile what counts log probabilities, for seconds.
+            "TORCHDYNAMO_DISABLE": "1",
             # Where transformers copies code that comes with a model.
             "HF_MODULES_CACHE": str(Path(self._directory.name) / "modules"),
             **os.environ,
@@ -153,6 +155,7 @@ def main() -> None:
     """The process that engines are forked off."""
     for module in ("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker"):
         importlib.import_module(module)
+    look_at_models_here()
     # What an engine prints must not get between the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -178,6 +181,13 @@ def main() -> None:
             text = pipe.read()
         os.waitpid(child, 0)
         print(text or '{"error": "the engine died"}', file=answers, flush=True)
+
+
+def look_at_models_here() -> None:
+    """vLLM asks a new process about each class of models that it has not met, so that nothing of
+    CUDA is in its own: half a minute. An engine that is forked imports the class anyway."""
+    registry: Any = importlib.import_module("vllm.model_executor.models.registry")
+    registry._run_in_subprocess = lambda look: look()
 
 
 def _serve(

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from identity.engines import look_at_models_here
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -352,6 +353,7 @@ def vllm_config(
         "max_position_embeddings": 4096,
     }
     (model / "config.json").write_text(json.dumps(shape))
+    look_at_models_here()
     arguments = EngineArgs(
         model=str(model),
         load_format="dummy",

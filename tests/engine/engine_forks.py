@@ -56,6 +56,8 @@ def main() -> None:
     os.dup2(2, 1)  # What vLLM logs while it is imported is no answer.
     for module in MODULES:
         importlib.import_module(module)
+    sys.path.append(str(Path(__file__).parents[2] / "bench"))
+    importlib.import_module("identity.engines").look_at_models_here()
     # It looks for the title's place behind the environment that the program began with.
     importlib.import_module("setproctitle").getproctitle()
     gc.collect()

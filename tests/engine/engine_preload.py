@@ -44,7 +44,8 @@ class Preloaded:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment,
+            # A thread of OpenMP would be missing in each fork.
+            env=environment | {"OMP_NUM_THREADS": "1"},
             preexec_fn=die_with_parent,
         )
 

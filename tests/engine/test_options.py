@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from identity.engines import look_at_models_here
 from kvdepot.engine import options
 
 pytest.importorskip("vllm", reason="engine: vLLM is not installed (make test installs it)")
@@ -87,6 +88,7 @@ def engine_config(directory: Path, **arguments: Any) -> Any:
     """What vLLM makes of its options."""
     from vllm.engine.arg_utils import EngineArgs
 
+    look_at_models_here()
     chosen = {"dtype": "float32", "enforce_eager": True, "skip_tokenizer_init": True}
     return EngineArgs(model=str(directory), **(chosen | arguments)).create_engine_config()
 
