@@ -92,15 +92,17 @@ $(VENV)/.transfer: requirements/transfer.txt $(VENV)/.dev
 	$(INSTALL) --no-deps -r requirements/transfer.txt
 	@touch $@
 
-# $(call wheel,FLAGS,FOLDER): build one, and install it in the place of the other's.
+# $(call wheel,FLAGS,FOLDER): build one, and install it in the place of the other. The lock keeps -j
+# from leaving both stamps.
 wheel = rm -rf $(2); \
 	$(BIN)/maturin build $(1) --quiet --interpreter $(BIN)/python --out $(2) $(or_again); \
+	exec 9>$(VENV)/.packages && flock 9; \
 	rm -f $(VENV)/.package $(VENV)/.package-test; \
 	$(INSTALL) --no-deps --reinstall $(2)/kvdepot-*.whl; \
 	touch $@
 
 $(VENV)/.package: $(PACKAGE_SOURCES) $(VENV)/.dev
-	$(call say,building the wheel (2 to 3 minutes on two cores the first time))
+	$(call say,building the wheel (2 to 9 minutes on two cores the first time))
 	@$(call wheel,--release,build/wheels)
 
 # Of what the Rust tests are built of anyway, with debug assertions and overflow checks.
@@ -108,8 +110,8 @@ $(VENV)/.package-test: $(PACKAGE_SOURCES) $(VENV)/.dev
 	$(call say,building the wheel for tests)
 	@$(call wheel,--profile dev,build/wheels-test)
 
-# Which of them the tests run with.
-TESTED = $(VENV)/.package$(if $(filter 1,$(KVDEPOT_TEST_ALL)),,-test)
+# Which of them the tests run with. A release names the first.
+TESTED ?= $(VENV)/.package$(if $(filter 1,$(KVDEPOT_TEST_ALL)),,-test)
 
 # A name on the PATH may be a shim with nothing behind it that runs; pyenv's own folders have no shims.
 UCM_PYTHON ?= python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.12.*/bin/python3.12
@@ -291,6 +293,7 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
 .PHONY: gpu-day
 gpu-day: ## Measure what needs a GPU for at most GPU_SECONDS (540), the most important first
+	@[ ! -e $(VENV)/.package-test ] || { echo "$(VENV) has the wheel for tests: run make package" >&2; exit 1; }
 	PYTHONPATH=bench $(GPU_PYTHON) -m gpu_day $(addprefix --seconds=,$(GPU_SECONDS)) $(GPU_FLAGS)
 
 .PHONY: bench-session
@@ -368,7 +371,7 @@ test-python: $(TESTED) $(VENV)/.model $(VENV)/.lmcache
 	$(call say,Python: unit$(,) integration and engine tests)
 	$(BIN)/python -m pytest -n 3 --no-loadscope-reorder -m "not alone" $(slowest)
 	@# To collect all others takes half a minute.
-	$(BIN)/python -m pytest -q -m alone $(slowest) $$(grep -rlF --include='*.py' '@pytest.mark.alone' tests)
+	$(BIN)/python -m pytest -q -m alone $(slowest) $$(grep -rlF --include='*.py' 'mark.alone' tests)
 
 # The last line counts histories, doors and faults. KVDEPOT_SEED=n fixes the first history.
 # SIM_BREAK=D1, D2 or D6 takes that fix back (crates/dev/mutants/fixes.yaml), and fails.

@@ -130,7 +130,7 @@ class Side:
         for folder in (site, wheels):
             shutil.rmtree(folder, ignore_errors=True)
         tools, python = ROOT / ".venv/bin", str(ROOT / ".venv/bin/python")
-        build = [str(tools / "maturin"), "build", "--release", "--quiet"]
+        build = [str(tools / "maturin"), "build", "--profile", "dev", "--quiet"]
         if not self.run([*build, "--interpreter", python, "--out", str(wheels)]):
             return "unbuildable"
         wheel = str(next(wheels.glob("*.whl")))

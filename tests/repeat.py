@@ -243,7 +243,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     # Everything is built before the load begins.
-    make = ["make", "--no-print-directory", "package", ".venv/.model", ".venv/.lmcache"]
+    make = ["make", "--no-print-directory", ".venv/.package-test", ".venv/.model", ".venv/.lmcache"]
     for command in (make, BUILD):
         subprocess.run(command, cwd=ROOT, check=True)
     with load():

@@ -172,12 +172,12 @@ class Fleet:
                 # servers that start meanwhile.
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                 "OMP_NUM_THREADS": "1",
-                # Each would compile what counts log probabilities, for seconds.
-                "TORCHDYNAMO_DISABLE": "1",
                 "XDG_RUNTIME_DIR": str(self._directory),
                 "XDG_CACHE_HOME": str(self._directory / "cache"),
                 # What vLLM knows about its models; without it a start takes half as long again.
                 "VLLM_CACHE_ROOT": str(ROOT / "build" / "vllm-cache"),
+                # Each would compile what counts log probabilities, for seconds.
+                **({"TORCHDYNAMO_DISABLE": "1"} if plan.forked else {}),
                 **{
                     name: value.format(arena=self.arena(plan))
                     for name, value in plan.environment.items()
