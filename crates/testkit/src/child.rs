@@ -150,6 +150,26 @@ impl Child {
         self.process.wait().unwrap()
     }
 
+    /// Waits until it has said `count` lines that begin with `word`, however slow the machine is,
+    /// and then for `more`; kills it. Everything that it said.
+    ///
+    /// # Panics
+    /// When the pipe breaks, or it cannot be waited for.
+    pub fn kill_after(&mut self, word: &str, count: u64, more: Duration) -> Vec<String> {
+        let mut said = Vec::new();
+        let mut left = count;
+        while left > 0
+            && let Some(line) = self.line()
+        {
+            left -= u64::from(line.starts_with(word));
+            said.push(line);
+        }
+        std::thread::sleep(more);
+        self.kill();
+        said.extend(std::iter::from_fn(|| self.line()));
+        said
+    }
+
     /// Waits for its own end.
     ///
     /// # Panics

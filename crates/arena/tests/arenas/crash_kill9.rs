@@ -91,13 +91,14 @@ fn kill_in_a_loop(access: Access, test: &str) {
             ("first", &((round + 1) << 20).to_string()),
         ];
         let mut writer = Child::start(test, "writer", &values);
+        let mut stored = 0;
+        // Otherwise anywhere in its beginning, where the file is made.
         if !rng.once_in(6) {
             writer.expect("open");
+            stored = rng.below(12);
         }
-        // Anywhere, also in its beginning, where the file is made.
-        std::thread::sleep(Duration::from_micros(rng.below(25_000)));
-        writer.kill();
-        while let Some(line) = writer.line() {
+        let more = Duration::from_micros(rng.below(25_000));
+        for line in writer.kill_after("stored", stored, more) {
             said.hear(&line);
         }
         site.options.access = *rng.pick(&ACCESSES);

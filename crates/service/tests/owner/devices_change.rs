@@ -332,11 +332,10 @@ fn crash_kill9_while_a_device_grows() {
         let place = Place::new("Dax", "", "1MiB").with("dax", "records", 512);
         let mut grower = Child::start(TEST, "grower", &[("spec", &place.spec())]);
         grower.expect("open");
-        std::thread::sleep(Duration::from_micros(rng.below(20_000)));
-        grower.kill();
         let (mut to, mut reached) = (1 << 20, 1 << 20);
         let mut known: Vec<u64> = (0..16).collect();
-        while let Some(line) = grower.line() {
+        let more = Duration::from_micros(rng.below(20_000));
+        for line in grower.kill_after("put", rng.below(3), more) {
             let (word, number) = line.split_once(' ').unwrap();
             let number: u64 = number.parse().unwrap();
             match word {

@@ -66,10 +66,9 @@ fn work_and_kill(
     let values = [("home", home.to_str().unwrap()), ("first", &*first)];
     let mut writer = Child::start(name, role, &values);
     writer.expect("open");
-    std::thread::sleep(Duration::from_micros(rng.below(30_000)));
-    writer.kill();
     let (mut saved, mut begun) = (Vec::new(), None);
-    while let Some(line) = writer.line() {
+    let (count, more) = (rng.below(3), Duration::from_micros(rng.below(30_000)));
+    for line in writer.kill_after("saved", count, more) {
         let (what, seed) = line.split_once(' ').unwrap();
         let seed = seed.parse().unwrap();
         match what {

@@ -71,10 +71,9 @@ fn a_save_that_is_killed_leaves_a_session_or_none() {
         let values = [("home", path), ("seed", &seed), ("first", &first)];
         let mut writer = Child::start(name, "writer", &values);
         writer.expect("open");
-        std::thread::sleep(Duration::from_micros(rng.below(40_000)));
-        writer.kill();
         let (mut begun, mut new) = (None, Vec::new());
-        while let Some(line) = writer.line() {
+        let (saved, more) = (rng.below(4), Duration::from_micros(rng.below(40_000)));
+        for line in writer.kill_after("saved", saved, more) {
             let words: Vec<&str> = line.split(' ').collect();
             let of = (words[1].parse().unwrap(), words[2].parse().unwrap());
             match words[0] {

@@ -369,21 +369,18 @@ fn crash_kill9_loses_no_acknowledged_block_and_leaves_nothing_unswept() {
             ];
             // Two at once: they share the directory.
             let mut writers = [0, 1].map(|_| Child::start(TEST, "writer", &values));
-            // Some are killed while they open.
+            let mut stored = 0;
+            // Otherwise they are killed while they open.
             if !rng.once_in(4) {
                 writers.iter_mut().for_each(|writer| writer.expect("open"));
+                stored = rng.below(6);
             }
-            std::thread::sleep(Duration::from_micros(rng.between(5_000, 60_000)));
-            for writer in &mut writers {
-                writer.kill();
-            }
-            for writer in &mut writers {
-                while let Some(line) = writer.line() {
-                    if let Some(number) = line.strip_prefix("ack ") {
-                        acknowledged.push(number.parse::<u64>().unwrap());
-                    }
-                }
-            }
+            let more = Duration::from_micros(rng.between(5_000, 60_000));
+            let [one, other] = &mut writers;
+            let mut said = one.kill_after("ack", stored, more);
+            said.extend(other.kill_after("ack", 0, Duration::ZERO));
+            let numbers = said.iter().filter_map(|line| line.strip_prefix("ack "));
+            acknowledged.extend(numbers.map(|number| number.parse::<u64>().unwrap()));
         }
         assert!(acknowledged.len() > 20, "{} blocks", acknowledged.len());
         let depot = open(pipeline, dir.path());
