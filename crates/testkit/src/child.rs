@@ -150,11 +150,11 @@ impl Child {
         self.process.wait().unwrap()
     }
 
-    /// Waits until it has said `count` lines that begin with `word`, however slow the machine is,
-    /// and then for `more`; kills it. Everything that it said.
+    /// Reads lines until `count` of them begin with `word`, however slow the machine is, sleeps for
+    /// `more`, kills the child, and returns all lines. A child that ends earlier ends the wait.
     ///
     /// # Panics
-    /// When the pipe breaks, or it cannot be waited for.
+    /// If reading the pipe or waiting for the process fails.
     pub fn kill_after(&mut self, word: &str, count: u64, more: Duration) -> Vec<String> {
         let mut said = Vec::new();
         let mut left = count;
