@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -12,7 +13,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,25 @@ def seed(request: pytest.FixtureRequest) -> int:
 def rounds() -> int:
     """How often a randomised test repeats: once, or many times with KVDEPOT_TEST_ALL=1."""
     return 50 if TEST_ALL else 1
+
+
+@pytest.fixture
+def descriptors() -> Callable[[], set[tuple[str, str]]]:
+    """What this process has open: each descriptor's number, and what it stands for.
+
+    A test subtracts what was open before it. What earlier tests have left may close at any time,
+    so that neither the set nor its size may be compared.
+    """
+
+    def list_them() -> set[tuple[str, str]]:
+        found = set()
+        for number in os.listdir("/proc/self/fd"):
+            # The directory itself is no longer open.
+            with contextlib.suppress(FileNotFoundError):
+                found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+        return found
+
+    return list_them
 
 
 @pytest.fixture(autouse=True)

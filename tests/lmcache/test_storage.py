@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -214,11 +213,13 @@ def test_what_it_cannot_work_without_is_named(engine: Engine):
 
 
 @pytest.mark.pipelines(*pipelines.ARENAS)  # a directory is open while its depot is an object
-def test_a_failed_construction_keeps_no_descriptor(engine: Engine, monkeypatch: Any):
+def test_a_failed_construction_keeps_no_descriptor(
+    engine: Engine, monkeypatch: Any, descriptors: Any
+):
     from kvdepot.lmcache import storage as lmcache_storage
 
     engine.backend().close()
-    before = set(os.listdir("/proc/self/fd"))
+    before = descriptors()
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no threads")
@@ -226,7 +227,7 @@ def test_a_failed_construction_keeps_no_descriptor(engine: Engine, monkeypatch: 
     monkeypatch.setattr(lmcache_storage, "ThreadPoolExecutor", fail)
     with pytest.raises(OSError, match="no threads"):
         engine.backend()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert not descriptors() - before
     monkeypatch.undo()
     engine.backend()  # the arena is free again
 
