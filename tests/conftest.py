@@ -139,6 +139,20 @@ def descriptors() -> Callable[[], set[tuple[str, str]]]:
     return list_them
 
 
+def environment_kept() -> Iterator[None]:
+    """Takes back what tests, or engines in this process, set: vLLM sets LD_PRELOAD, for one."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+# What the fixtures of a file set stays for its tests alone.
+file_environment = pytest.fixture(environment_kept, scope="module", autouse=True)
+test_environment = pytest.fixture(environment_kept, autouse=True)
+
+
 @pytest.fixture(autouse=True)
 def own_directories(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
