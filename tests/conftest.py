@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib.util
 import os
 import re
@@ -124,16 +125,17 @@ def rounds() -> int:
 def descriptors() -> Callable[[], set[tuple[str, str]]]:
     """What this process has open: each descriptor's number, and what it stands for.
 
-    A test subtracts what was open before it. What earlier tests have left may close at any time,
-    so that neither the set nor its size may be compared.
+    A test subtracts what was open before it: what earlier tests have left may close meanwhile.
     """
 
     def list_them() -> set[tuple[str, str]]:
+        gc.collect()
         found = set()
         for number in os.listdir("/proc/self/fd"):
             # The directory itself is no longer open.
             with contextlib.suppress(FileNotFoundError):
-                found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+                target = os.readlink(f"/proc/self/fd/{number}")
+                found.add((number, target.removesuffix(" (deleted)")))
         return found
 
     return list_them

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ class Probed:
 class Engines:
     """The process that engines are forked off; it ends with the block."""
 
-    def __init__(self) -> None:
+    def __init__(self, **variables: str) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="identity")
         self.log = Path(self._directory.name) / "log"
         self.probed = Probed()
@@ -110,11 +110,10 @@ class Engines:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_LOGGING_LEVEL": "WARNING",
             "TOKENIZERS_PARALLELISM": "false",
-            # Each engine would compile what counts log probabilities, for seconds.
-            "TORCHDYNAMO_DISABLE": "1",
             # Where transformers copies code that comes with a model.
             "HF_MODULES_CACHE": str(Path(self._directory.name) / "modules"),
             **os.environ,
+            **variables,
         }
         with self.log.open("w") as log:
             self._process = subprocess.Popen(
@@ -183,11 +182,15 @@ def main() -> None:
         print(text or '{"error": "the engine died"}', file=answers, flush=True)
 
 
-def look_at_models_here() -> None:
+def look_at_models_here() -> Callable[[], None]:
     """vLLM asks a new process about each class of models that it has not met, so that nothing of
-    CUDA is in its own: half a minute. An engine that is forked imports the class anyway."""
+    CUDA is in its own: half a minute. An engine that is forked imports the class anyway.
+
+    What it returns has vLLM do so again.
+    """
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
-    registry._run_in_subprocess = lambda look: look()
+    ask, registry._run_in_subprocess = registry._run_in_subprocess, lambda look: look()
+    return lambda: setattr(registry, "_run_in_subprocess", ask)
 
 
 def _serve(

@@ -353,7 +353,6 @@ def vllm_config(
         "max_position_embeddings": 4096,
     }
     (model / "config.json").write_text(json.dumps(shape))
-    look_at_models_here()
     arguments = EngineArgs(
         model=str(model),
         load_format="dummy",
@@ -368,4 +367,8 @@ def vllm_config(
         enforce_eager=True,
         kv_transfer_config=KVTransferConfig(**transfer),
     )
-    return arguments.create_engine_config()
+    undo = look_at_models_here()
+    try:
+        return arguments.create_engine_config()
+    finally:
+        undo()

@@ -380,7 +380,7 @@ def test_a_server_that_is_kept_waits_for_questions(
     assert "curl -s http://127.0.0.1:8000/v1/chat/completions" in capsys.readouterr().out
 
 
-# The processes of a server start one after the other, each with its imports.
+# Its servers have as much memory as the other workers' together.
 @pytest.mark.alone
 @pytest.mark.parametrize(
     "kind", [ForkedServer, pytest.param(Server, marks=pytest.mark.stress)], ids=["forked", "whole"]
@@ -402,7 +402,10 @@ def test_the_story_at_a_thousand_tokens(
     monkeypatch.setattr(story, "Server", kind)
     # At its end it stops all that are left: those of other tests are none of its own.
     monkeypatch.setattr(vllm_demo.server, "_LIVE", [])
-    status = program.main()
+    try:
+        status = program.main()
+    except SystemExit as told:  # by a signal, and so is pytest
+        pytest.exit(f"status {told.code}", told.code)
     said = capsys.readouterr()
     if status == 130:
         raise KeyboardInterrupt

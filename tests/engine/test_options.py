@@ -88,9 +88,12 @@ def engine_config(directory: Path, **arguments: Any) -> Any:
     """What vLLM makes of its options."""
     from vllm.engine.arg_utils import EngineArgs
 
-    look_at_models_here()
     chosen = {"dtype": "float32", "enforce_eager": True, "skip_tokenizer_init": True}
-    return EngineArgs(model=str(directory), **(chosen | arguments)).create_engine_config()
+    undo = look_at_models_here()
+    try:
+        return EngineArgs(model=str(directory), **(chosen | arguments)).create_engine_config()
+    finally:
+        undo()
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import resource
@@ -468,15 +469,22 @@ def test_a_wrong_setting_ends_the_start_and_is_named(
 
 
 def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path, start: Start) -> None:
+    own = f"vllm_offload_test-{os.getpid()}-"
+
+    def regions() -> set[str]:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        found = {line.split()[5] for line in maps if own in line}
+        return found | {str(path) for path in Path("/dev/shm").glob(f"{own}*")}
+
+    gc.collect()
+    before = regions()
     holder = start(nvme(tmp_path))
-    own = f"vllm_offload_test-{os.getpid()}-*"
     with pytest.raises(kvdepot.LockedError, match=str(os.getpid())):
         start(nvme(tmp_path) | {"lock_wait": "100ms"})
     holder.close()
     with pytest.raises(kvdepot.Error, match="model") as failed:
         start(nvme(tmp_path), name="")
-    assert list(Path("/dev/shm").glob(own)) == []
-    assert own[:-1] not in Path("/proc/self/maps").read_text()
+    assert not regions() - before
     start(nvme(tmp_path) | {"lock_wait": "100ms"})
     assert failed.tb is not None, "which has the tier"
 

@@ -69,18 +69,27 @@ def keys(source: random.Random) -> Callable[[int], list[bytes]]:
 
 
 @pytest.fixture
-def child(tmp_path: Path) -> Callable[..., subprocess.Popen[Any]]:
-    """Starts a Python process with a program and arguments; its pipes are open."""
+def child(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[Any]]]:
+    """Starts a Python process with a program and arguments; its pipes are open.
+
+    It ends with the test.
+    """
+    started: list[subprocess.Popen[Any]] = []
 
     def start(program: str, *arguments: object, **options: Any) -> subprocess.Popen[Any]:
         path = tmp_path / f"child_{len(list(tmp_path.glob('child_*')))}.py"
         path.write_text(textwrap.dedent(program))
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, str(path), *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             **{"text": True, **options},
         )
+        started.append(process)
+        return process
 
-    return start
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -338,11 +339,18 @@ def test_lanes_of_a_mover(depot: kvdepot.Depot, lanes: int) -> None:
 
 
 def test_memory_can_be_made_present(mover: kvdepot.Mover) -> None:
-    def present() -> int:
-        text = Path("/proc/self/smaps_rollup").read_text()
-        return int(text.split("Rss:")[1].split()[0]) << 10
+    address = np.frombuffer(mover.media[0], np.uint8).ctypes.data
 
-    # The memory; what of the file is in memory already is the system's choice.
+    def present() -> int:
+        ours = False
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            if span := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+                ours = int(span[1], 16) <= address < int(span[2], 16)
+            elif ours and line.startswith("Rss:"):
+                return int(line.split()[1]) << 10
+        raise AssertionError("it is not mapped")
+
+    # What of the file is in memory already is the system's choice.
     before = present()
     mover.prefault(wait=True)
     assert present() - before > mover.media[0].nbytes * 0.9
