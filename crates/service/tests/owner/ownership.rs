@@ -39,8 +39,9 @@ fn play(role: &str) {
             let _mover = Mover::attach(socket.as_ref(), chosen, true).unwrap();
             let lanes = || {
                 let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-                let names = tasks.map(|task| task.unwrap().path().join("comm"));
-                let names = names.map(|path| std::fs::read_to_string(path).unwrap());
+                let names = tasks.map(|task| std::fs::read_to_string(task?.path().join("comm")));
+                // Without those that have ended meanwhile.
+                let names = names.filter_map(Result::ok);
                 names
                     .filter(|name| name.starts_with("kvdepot-lane"))
                     .count()

@@ -38,11 +38,16 @@ fn limit_descriptors(pid: u32, most: libc::rlim_t) -> u64 {
 /// Processor time that the socket's thread of a process has used.
 fn socket_thread_time(pid: u32) -> Duration {
     let is_it = |task: &std::path::PathBuf| {
-        std::fs::read_to_string(task.join("comm")).unwrap().trim() == "kvdepot-share"
+        // One that has ended meanwhile has no name.
+        let name = std::fs::read_to_string(task.join("comm")).unwrap_or_default();
+        name.trim() == "kvdepot-share"
     };
     let find = || {
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-        tasks.map(|task| task.unwrap().path()).find(is_it)
+        tasks
+            .filter_map(Result::ok)
+            .map(|task| task.path())
+            .find(is_it)
     };
     // A thread takes its name in its first moments.
     common::eventually("the thread", || find().is_some());

@@ -85,7 +85,8 @@ fn a_thousand_that_say_nothing_hold_no_thread_and_keep_nobody_out() {
             });
             assert!(open(&strangers) < UNGREETED);
             assert_eq!(open(&early), 1);
-            assert_eq!(held().1, before.1, "threads");
+            // One of the start may have ended.
+            assert!(held().1 <= before.1, "threads");
             assert_eq!(target.stats().connections, 0);
             for _ in 0..100 {
                 strangers.extend((0..4).map(|_| silent(2, address)));

@@ -422,7 +422,8 @@ fn who_has_not_proved_itself_has_no_thread_and_one_descriptor() {
         });
         let (descriptors, threads) = held();
         assert!(descriptors <= before.0 + 2 * strangers.len());
-        assert_eq!(threads, before.1);
+        // One of the start may have ended.
+        assert!(threads <= before.1, "{threads} threads");
     });
 }
 
