@@ -4,14 +4,20 @@
 //! with the values that the parent gave. The child reports by [`say`], the parent reads by
 //! [`Child::line`]. A child ends with its parent, also when that one is killed.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ChildStdout, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Signal;
 
 const ROLE: &str = "KVDEPOT_TESTKIT_ROLE";
 const VALUE: &str = "KVDEPOT_TESTKIT_VALUE_";
 /// What the parent looks for among the lines of the test harness.
 const MARK: &str = "@testkit ";
+/// Longer than any machine stands still, and shorter than a program of tests may take.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What this process shall do as a child; `None` in the test itself.
 #[must_use]
@@ -50,6 +56,16 @@ pub(crate) fn write_line(mark: &str, text: &str) {
     out.flush().unwrap();
 }
 
+/// Has a panic of any thread end this process. A child with several would live on without one of
+/// them, and look as if nothing had happened when it is killed.
+pub fn end_with_any_panic() {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        hook(info);
+        std::process::abort();
+    }));
+}
+
 /// Sleeps until the parent kills this process.
 pub fn sleep_until_killed() -> ! {
     loop {
@@ -57,11 +73,34 @@ pub fn sleep_until_killed() -> ! {
     }
 }
 
+/// What a child writes.
+#[derive(Debug)]
+struct Output {
+    pipe: ChildStdout,
+    /// From then on reading fails.
+    until: Option<Instant>,
+}
+
+impl Read for Output {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        if let Some(until) = self.until {
+            let left = until.saturating_duration_since(Instant::now());
+            let limit = Timespec::try_from(left).ok();
+            let mut polled = [PollFd::new(&self.pipe, PollFlags::IN)];
+            // Also where it goes on talking.
+            if left.is_zero() || poll(&mut polled, limit.as_ref())? == 0 {
+                return Err(ErrorKind::TimedOut.into());
+            }
+        }
+        self.pipe.read(into)
+    }
+}
+
 /// A process that runs one test of this binary as a child. Killed when dropped.
 #[derive(Debug)]
 pub struct Child {
     process: std::process::Child,
-    lines: BufReader<std::process::ChildStdout>,
+    lines: BufReader<Output>,
 }
 
 impl Child {
@@ -98,7 +137,8 @@ impl Child {
         }
         prepare(&mut command);
         let mut process = command.spawn()?;
-        let lines = BufReader::new(process.stdout.take().unwrap());
+        let pipe = process.stdout.take().unwrap();
+        let lines = BufReader::new(Output { pipe, until: None });
         Ok(Child { process, lines })
     }
 
@@ -107,15 +147,23 @@ impl Child {
     /// # Panics
     /// When the pipe breaks.
     pub fn line(&mut self) -> Option<String> {
+        self.line_until(None).unwrap()
+    }
+
+    fn line_until(&mut self, until: Option<Instant>) -> std::io::Result<Option<String>> {
+        self.lines.get_mut().until = until;
         let mut line = Vec::new();
         loop {
             line.clear();
-            self.lines.read_until(b'\n', &mut line).unwrap();
+            self.lines.read_until(b'\n', &mut line)?;
             // A line that the kill cut off was not said.
-            let text = std::str::from_utf8(line.strip_suffix(b"\n")?).unwrap();
+            let Some(text) = line.strip_suffix(b"\n") else {
+                return Ok(None);
+            };
+            let text = std::str::from_utf8(text).unwrap();
             // The harness writes its own words in front of the first one.
             if let Some(at) = text.find(MARK) {
-                return Some(text[at + MARK.len()..].to_owned());
+                return Ok(Some(text[at + MARK.len()..].to_owned()));
             }
         }
     }
@@ -123,15 +171,41 @@ impl Child {
     /// Waits until it says this.
     ///
     /// # Panics
-    /// When it ends without.
+    /// When it ends without, or does not say it for minutes.
     pub fn expect(&mut self, wanted: &str) {
-        loop {
-            match self.line() {
-                Some(line) if line == wanted => return,
-                Some(_) => {}
-                None => panic!("the child ended without saying {wanted:?}"),
-            }
+        self.lines_until(wanted, 1, |line| line == wanted);
+    }
+
+    /// Reads lines until so many had `word` as their first one, however slow the machine is, and
+    /// returns all of them.
+    ///
+    /// # Panics
+    /// When it ends without, or does not say them for minutes.
+    pub fn wait_for(&mut self, word: &str, count: u64) -> Vec<String> {
+        self.lines_until(word, count, |line| line.split(' ').next() == Some(word))
+    }
+
+    fn lines_until(
+        &mut self,
+        wanted: &str,
+        count: u64,
+        is_it: impl Fn(&str) -> bool,
+    ) -> Vec<String> {
+        let until = Instant::now() + PATIENCE;
+        let (mut said, mut left) = (Vec::new(), count);
+        while left > 0 {
+            let line = match self.line_until(Some(until)) {
+                Ok(Some(line)) => line,
+                Ok(None) => panic!(
+                    "the child ended without saying {wanted:?} {left} times more: {}",
+                    self.wait()
+                ),
+                Err(error) => panic!("no {wanted:?}, {left} times more: {error}"),
+            };
+            left -= u64::from(is_it(&line));
+            said.push(line);
         }
+        said
     }
 
     /// Its process id.
@@ -150,23 +224,27 @@ impl Child {
         self.process.wait().unwrap()
     }
 
-    /// Reads lines until `count` of them begin with `word`, however slow the machine is, sleeps for
-    /// `more`, kills the child, and returns all lines. A child that ends earlier ends the wait.
+    /// Kills it, and returns what it has said and nobody has read.
     ///
     /// # Panics
-    /// If reading the pipe or waiting for the process fails.
+    /// When it had ended by itself: it may have crashed.
+    pub fn kill_and_rest(&mut self) -> Vec<String> {
+        let ended = self.kill();
+        let rest: Vec<String> = std::iter::from_fn(|| self.line()).collect();
+        let is_killed = ended.signal() == Some(Signal::KILL.as_raw());
+        assert!(is_killed, "it ended by itself: {ended}, {rest:?}");
+        rest
+    }
+
+    /// [Waits](Child::wait_for) for words, sleeps for `more`, [kills](Child::kill_and_rest) it, and
+    /// returns all lines.
+    ///
+    /// # Panics
+    /// When it ends by itself, or does not say them for minutes.
     pub fn kill_after(&mut self, word: &str, count: u64, more: Duration) -> Vec<String> {
-        let mut said = Vec::new();
-        let mut left = count;
-        while left > 0
-            && let Some(line) = self.line()
-        {
-            left -= u64::from(line.starts_with(word));
-            said.push(line);
-        }
+        let mut said = self.wait_for(word, count);
         std::thread::sleep(more);
-        self.kill();
-        said.extend(std::iter::from_fn(|| self.line()));
+        said.extend(self.kill_and_rest());
         said
     }
 

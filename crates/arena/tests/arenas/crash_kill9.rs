@@ -78,8 +78,12 @@ fn kill_in_a_loop(access: Access, test: &str) {
     let mut rng = Rng::for_test(test);
     let mut site = Site::new(access, CAPACITY, RECORDS);
     let mut said = Said::default();
-    let (kills, mut checked) = (rounds(60), 0);
-    for round in 0..kills {
+    let (kills, mut checked, mut opening) = (rounds(60), 0, 0);
+    for round in 0..5 * kills {
+        // Until a writer was killed while it opened, too.
+        if round >= kills && opening > 0 {
+            break;
+        }
         if round % 20 == 0 {
             site = Site::new(access, CAPACITY, RECORDS);
             said = Said::default();
@@ -91,20 +95,27 @@ fn kill_in_a_loop(access: Access, test: &str) {
             ("first", &((round + 1) << 20).to_string()),
         ];
         let mut writer = Child::start(test, "writer", &values);
-        let mut stored = 0;
-        // Otherwise anywhere in its beginning, where the file is made.
-        if !rng.once_in(6) {
-            writer.expect("open");
-            stored = rng.below(12);
-        }
-        let more = Duration::from_micros(rng.below(25_000));
-        for line in writer.kill_after("stored", stored, more) {
-            said.hear(&line);
-        }
+        // Anywhere in its beginning, where the file is made, or in its work.
+        let (word, within) = match rng.once_in(6) {
+            true => ("begins", 5_000),
+            false => ("open", 25_000),
+        };
+        writer.expect(word);
+        // As often before anything is stored as behind that. Short times as often as long ones.
+        let stored = match word == "open" && rng.once_in(2) {
+            true => rng.below(12),
+            false => 0,
+        };
+        let within = within >> rng.below(8);
+        let more = Duration::from_micros(rng.below(within));
+        let heard = writer.kill_after("stored", stored, more);
+        opening += u64::from(word == "begins" && !heard.iter().any(|line| line == "open"));
+        heard.iter().for_each(|line| said.hear(line));
         site.options.access = *rng.pick(&ACCESSES);
         checked += check(&site, &said);
     }
     assert!(checked > 3 * kills, "only {checked} blocks were checked");
+    assert!(opening > 0, "none was killed while it opened");
 }
 
 /// Looks at what is left; how many blocks had to be there.
@@ -137,6 +148,8 @@ fn write_until_killed(access: Access) {
         access,
         ..Options::default()
     };
+    child::end_with_any_panic();
+    child::say("begins");
     let open = Open::at(&PathBuf::from(child::value("path")), &options);
     child::say("open");
     let mut rng = Rng::new(child::value("seed").parse().unwrap());

@@ -14,7 +14,7 @@ use crate::tree::{File, holds, notices};
 const LIST: &str = "crates/dev/real_time.txt";
 
 /// Words of a line that waits for a time, or decides by one.
-const RUST: [&str; 4] = ["sleep(", "elapsed() <", "took <", "alarm("];
+const RUST: [&str; 5] = ["sleep(", "elapsed() <", "took <", "alarm(", "kill_after("];
 const PYTHON: [&str; 4] = [
     "time.sleep(",
     "signal.alarm(",

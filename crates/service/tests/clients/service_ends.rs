@@ -53,7 +53,7 @@ fn killing_clients_harms_nobody_and_gives_everything_back() {
             if task.wait(None).unwrap().iter().all(|stored| *stored) {
                 numbers
                     .iter()
-                    .for_each(|number| child::say(&number.to_string()));
+                    .for_each(|number| child::say(&format!("stored {number}")));
             }
         }
     }
@@ -76,13 +76,16 @@ fn killing_clients_harms_nobody_and_gives_everything_back() {
         children
             .iter_mut()
             .for_each(|child| child.expect("at work"));
-        std::thread::sleep(Duration::from_millis(5 + round * 7));
-        for mut child in children {
-            child.kill();
-            while let Some(line) = child.line() {
-                stored.push(line.parse::<u64>().unwrap());
-            }
+        let mut said = Vec::new();
+        for child in &mut children {
+            said.extend(child.wait_for("stored", 1));
         }
+        std::thread::sleep(Duration::from_millis(5 + round * 7));
+        for child in &mut children {
+            said.extend(child.kill_and_rest());
+        }
+        let numbers = said.iter().filter_map(|line| line.strip_prefix("stored "));
+        stored.extend(numbers.map(|number| number.parse::<u64>().unwrap()));
         eventually("the end of the clients", || {
             let stats = owner.stats();
             stats.tiers[0].pinned_blocks + stats.tiers[0].reserved_blocks == 0

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::common::{restore, save, spec};
 use kvdepot_session::Sessions;
@@ -72,8 +72,15 @@ fn a_save_that_is_killed_leaves_a_session_or_none() {
         let mut writer = Child::start(name, "writer", &values);
         writer.expect("open");
         let (mut begun, mut new) = (None, Vec::new());
-        let (saved, more) = (rng.below(4), Duration::from_micros(rng.below(40_000)));
-        for line in writer.kill_after("saved", saved, more) {
+        let (saved, more) = (rng.below(4), rng.below(40_000));
+        let waited = Instant::now();
+        let mut heard = writer.wait_for("saved", saved);
+        // Anywhere in the next save also where one takes longer: as long as those before.
+        let each = waited.elapsed().as_micros() as u64 / saved.max(1);
+        let more = more.max(rng.below(each + 1));
+        std::thread::sleep(Duration::from_micros(more));
+        heard.extend(writer.kill_and_rest());
+        for line in heard {
             let words: Vec<&str> = line.split(' ').collect();
             let of = (words[1].parse().unwrap(), words[2].parse().unwrap());
             match words[0] {

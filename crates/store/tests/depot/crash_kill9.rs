@@ -111,12 +111,16 @@ fn kill_in_a_loop(pipeline: &str, test: &str) {
     let fresh = || Place::new(pipeline, "512KiB", ARENA).with(section, "records", RECORDS);
     let mut place = fresh();
     let mut said = Said::default();
-    let mut checked = 0;
+    let (mut checked, mut opening) = (0, 0);
     // A disk is waited for: it has fewer to store.
     let each = if section == "nvme" { 1 } else { 5 };
     // `make test-all` kills 4000.
     let kills = few_rounds(80, 200);
-    for round in 0..kills {
+    for round in 0..5 * kills {
+        // Until a writer was killed while it opened, too.
+        if round >= kills && opening > 0 {
+            break;
+        }
         if round % 20 == 0 {
             place = fresh();
             said = Said::default();
@@ -128,22 +132,29 @@ fn kill_in_a_loop(pipeline: &str, test: &str) {
             ("first", &(round << 20).to_string()),
         ];
         let mut writer = Child::start(test, "writer", &values);
-        let mut stored = 0;
-        // Otherwise anywhere in its beginning, opening and making the file included.
-        if !rng.once_in(6) {
-            writer.expect("open");
-            stored = rng.below(4 * each);
-        }
-        let more = Duration::from_micros(rng.below(25_000));
-        for line in writer.kill_after("ack", stored, more) {
-            said.hear(&line);
-        }
+        // Anywhere in its beginning, opening and making the file included, or in its work.
+        let (word, within) = match rng.once_in(6) {
+            true => ("begins", 5_000),
+            false => ("open", 25_000),
+        };
+        writer.expect(word);
+        // As often before anything is stored as behind that. Short times as often as long ones.
+        let stored = match word == "open" && rng.once_in(2) {
+            true => rng.below(4 * each),
+            false => 0,
+        };
+        let within = within >> rng.below(8);
+        let more = Duration::from_micros(rng.below(within));
+        let heard = writer.kill_after("ack", stored, more);
+        opening += u64::from(word == "begins" && !heard.iter().any(|line| line == "open"));
+        heard.iter().for_each(|line| said.hear(line));
         checked += check(&place, &said);
     }
     assert!(
         checked > each * kills,
         "only {checked} acknowledged blocks were checked"
     );
+    assert!(opening > 0, "none was killed while it opened");
 }
 
 /// Looks at what is left, from outside and as the new owner; how many blocks had to be there.
@@ -192,6 +203,8 @@ fn check(place: &Place, said: &Said) -> u64 {
 
 /// The child.
 fn write_until_killed() {
+    child::end_with_any_panic();
+    child::say("begins");
     let depot = Depot::open(&config_of(&child::value("spec"))).unwrap();
     child::say("open");
     let mut rng = Rng::new(child::value("seed").parse().unwrap());

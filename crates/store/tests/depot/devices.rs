@@ -411,15 +411,24 @@ fn crash_kill9_while_a_device_is_drained() {
         child::sleep_until_killed();
     }
     let mut rng = Rng::for_test(TEST);
-    let mut halfway = 0;
-    for _ in 0..rounds(25) {
+    let kills = rounds(25);
+    let (mut halfway, mut within) = (0, 30_000);
+    for round in 0..2 * kills {
+        if round >= kills && halfway > 0 {
+            break;
+        }
         let place = several(&["a", "b"], "32MiB").with("dax", "records", 2 * BLOCKS);
         let mut drainer = Child::start(TEST, "drainer", &[("spec", &place.spec())]);
         drainer.expect("acknowledged");
-        std::thread::sleep(Duration::from_micros(rng.below(30_000)));
-        drainer.kill();
+        let more = Duration::from_micros(rng.below(within));
+        drainer.kill_after("drained", 0, more);
         let before = ["a", "b"].map(|name| on(&at(&place, name)));
-        halfway += u64::from(!before[0].is_empty() && before[1].len() > BLOCKS as usize / 2);
+        // However long a drain takes here, the next ones are killed in its midst.
+        match (before[0].is_empty(), before[1].len() > BLOCKS as usize / 2) {
+            (true, _) => within = (within / 2).max(1_000),
+            (false, true) => halfway += 1,
+            (false, false) => within = (within * 2).min(4_000_000),
+        }
         let depot = place.open();
         assert!(has(
             &namespace(&depot),

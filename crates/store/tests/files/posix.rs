@@ -347,6 +347,7 @@ fn crash_kill9_loses_no_acknowledged_block_and_leaves_nothing_unswept() {
     if let Some(role) = child::role() {
         assert_eq!(role, "writer");
         let dir = PathBuf::from(child::value("dir"));
+        child::say("begins");
         let depot = open(&child::value("pipeline"), &dir);
         let ns = namespace(&depot);
         child::say("open");
@@ -361,7 +362,12 @@ fn crash_kill9_loses_no_acknowledged_block_and_leaves_nothing_unswept() {
     for pipeline in ["Posix", "Cache|Posix"] {
         let dir = tempfile::tempdir().unwrap();
         let mut acknowledged = Vec::new();
-        for round in 0..rounds(20) {
+        let (kills, mut opening) = (rounds(20), 0);
+        for round in 0..5 * kills {
+            // Until one was killed while it opened, too.
+            if round >= kills && opening > 0 {
+                break;
+            }
             let values = [
                 ("dir", dir.path().to_str().unwrap()),
                 ("pipeline", pipeline),
@@ -369,20 +375,30 @@ fn crash_kill9_loses_no_acknowledged_block_and_leaves_nothing_unswept() {
             ];
             // Two at once: they share the directory.
             let mut writers = [0, 1].map(|_| Child::start(TEST, "writer", &values));
-            let mut stored = 0;
-            // Otherwise they are killed while they open.
-            if !rng.once_in(4) {
-                writers.iter_mut().for_each(|writer| writer.expect("open"));
-                stored = rng.below(6);
-            }
-            let more = Duration::from_micros(rng.between(5_000, 60_000));
+            // While they open, or while they write.
+            let (word, within, stored) = match rng.once_in(4) {
+                true => ("begins", 5_000, 0),
+                false => ("open", 60_000, rng.below(6)),
+            };
+            writers.iter_mut().for_each(|writer| writer.expect(word));
             let [one, other] = &mut writers;
-            let mut said = one.kill_after("ack", stored, more);
-            said.extend(other.kill_after("ack", 0, Duration::ZERO));
+            let mut said = one.wait_for("ack", stored);
+            said.extend(other.wait_for("ack", stored.min(1)));
+            // Short times as often as long ones.
+            let within = within >> rng.below(8);
+            std::thread::sleep(Duration::from_micros(rng.below(within)));
+            // None outlives the other while that one is read.
+            for writer in &mut writers {
+                writer.kill();
+            }
+            said.extend(writers.iter_mut().flat_map(Child::kill_and_rest));
+            let opened = said.iter().filter(|line| *line == "open").count();
+            opening += u64::from(word == "begins" && opened < writers.len());
             let numbers = said.iter().filter_map(|line| line.strip_prefix("ack "));
             acknowledged.extend(numbers.map(|number| number.parse::<u64>().unwrap()));
         }
-        assert!(acknowledged.len() > 20, "{} blocks", acknowledged.len());
+        assert!(acknowledged.len() > 10, "{} blocks", acknowledged.len());
+        assert!(opening > 0, "none was killed while it opened");
         let depot = open(pipeline, dir.path());
         let ns = namespace(&depot);
         for number in &acknowledged {
