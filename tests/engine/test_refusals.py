@@ -135,6 +135,8 @@ class TestSettings:
             ({"pipeline": "unix:"}, "unix:/run/kvdepot.sock"),
             ({"pipeline": "unix:/s", "overload": "drop"}, "overload.*set other options"),
             ({"pipeline": "unix:/s", "dax": {"path": "/x"}}, "dax.*set other options"),
+            ({"sync_load_budget_bytes": 1 << 20}, "sync_load_budget_bytes.*between steps"),
+            ({"allow_untested_vllm": "yes"}, "allow_untested_vllm: 'yes'.*true or false"),
         ],
     )
     def test_a_wrong_value_is_named_with_what_is_allowed(
@@ -171,6 +173,8 @@ class TestEngineConfiguration:
                 **{"mm_processor_cache_gb": 4, "language_model_only": False, **multimodal}
             )
         return SimpleNamespace(
+            # Of vLLM 0.33.
+            num_hash_lookahead_tokens=0,
             cache_config=SimpleNamespace(
                 prefix_caching_hash_algo=algorithm,
                 enable_prefix_caching=changes.pop("prefix_caching", True),

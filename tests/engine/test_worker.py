@@ -23,7 +23,6 @@ from engine_manager import soon
 from kvdepot.vllm.jobs import Group
 from kvdepot.vllm.manager import KvdepotManager
 from kvdepot.vllm.messages import Placements
-from kvdepot.vllm.sleep import rest_before_sleep
 from kvdepot.vllm.spec import KvdepotSpec
 from kvdepot.vllm.worker import KvdepotConnectorWorker, KvdepotWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
@@ -367,17 +366,19 @@ def test_what_is_stored_is_what_the_engine_has_computed_by_then() -> None:
 
 
 def test_the_engine_sleeps_when_nothing_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvdepot.vllm.compat import internals
     from vllm.device_allocator.cumem import CuMemAllocator
 
     done: list[str] = []
-    worker = SimpleNamespace(rest=lambda: done.append("rest"))
-    rest_before_sleep(worker)
+    # From 0.33 on vLLM tells the connector, and the allocator is left alone.
+    rest_before_sleep = internals.Adapter().rest_before_sleep
+    rest_before_sleep(lambda: done.append("rest"))
     allocator = SimpleNamespace(
         sleep=lambda tags=None: done.append(f"sleep {tags}"),
         discard=lambda tags: done.append(f"discard {tags}"),
     )
     monkeypatch.setattr(CuMemAllocator, "instance", allocator)
-    rest_before_sleep(worker)
+    rest_before_sleep(lambda: done.append("rest"))
     allocator.sleep(("weights",))
     allocator.discard("kv_cache")
     assert done == ["rest", "sleep ('weights',)", "rest", "discard kv_cache"]

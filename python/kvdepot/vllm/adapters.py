@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import kvdepot
 from kvdepot.engine import weights
+from kvdepot.vllm import compat
 
 
 class AdapterFingerprints:
@@ -35,7 +36,7 @@ class AdapterFingerprints:
         A random one, so that its blocks are never found again, for files that
         are not on this host or have changed since they were loaded.
         """
-        state = _state(adapter.lora_path)
+        state = None if compat.is_elsewhere(adapter) else _state(adapter.lora_path)
         known = self._known.get(adapter.lora_int_id)
         if known is None or (adapter.load_inplace and known[0] != state):
             fingerprint = ""

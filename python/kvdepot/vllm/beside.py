@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from vllm.v1.kv_offload.base import OffloadKey
-
 from kvdepot.engine import options
 from kvdepot.engine import weights as engine_weights
 from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm import options as vllm_options
 from kvdepot.vllm import worker_calls
 from kvdepot.vllm.adapters import AdapterFingerprints
+from kvdepot.vllm.compat import OffloadKey
 
 # The bytes of vLLM's key before those of its KV group.
 _HASH_OF_KEY = itemgetter(slice(None, -4))

@@ -14,15 +14,16 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from vllm.v1.kv_cache_interface import (
+
+import kvdepot
+from kvdepot.vllm.compat import (
     AttentionSpec,
+    CanonicalKVCacheRef,
+    CanonicalKVCaches,
     KVQuantMode,
     MambaSpec,
     UniformTypeKVCacheSpecs,
 )
-from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches
-
-import kvdepot
 from kvdepot.vllm.jobs import Difference
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]

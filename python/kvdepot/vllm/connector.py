@@ -20,26 +20,26 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
-    get_offloading_group_ids,
-)
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
-    OffloadingConnector,
-)
 from vllm.logger import init_logger
-from vllm.v1.kv_offload.base import OffloadKey, get_offload_group_idx
 
 import kvdepot
 from kvdepot.vllm import beside as vllm_beside
-from kvdepot.vllm import drafters, roles
+from kvdepot.vllm import compat, drafters, roles
 from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm import options as vllm_options
 from kvdepot.vllm import settings as vllm_settings
 from kvdepot.vllm.comparing import layers_of
+from kvdepot.vllm.compat import (
+    OffloadingConnector,
+    OffloadKey,
+    get_kv_transfer_group,
+    get_offloading_group_ids,
+    has_kv_transfer_group,
+    versions,
+)
 from kvdepot.vllm.jobs import Group, Groups
 from kvdepot.vllm.manager import KvdepotManager
 from kvdepot.vllm.messages import KvdepotWorkerMetadata, RankGeometry
@@ -88,6 +88,7 @@ class KvdepotConnector(WatchingConnector):
             self._logged: set[str] = set()
             self._name: Callable[[], None] | None = None
             self._geometries: dict[int, RankGeometry] = {}
+            self._named_for: list[RankGeometry] = []
             if self.scheduler.config.blocks_per_chunk > 1:
                 self.manager.set_whole(self._is_whole)
             drafters.store_dropped_ends(self.scheduler)
@@ -96,6 +97,7 @@ class KvdepotConnector(WatchingConnector):
             self.manager.probes.doubted = self._doubt_weights
             self._check_probes()
             _say_policy(vllm_config)
+            versions.say(logger)
             if vllm_config.cache_config.enable_prefix_caching:
                 self.manager.say_sizes(kv_cache_config.num_blocks)
 
@@ -112,7 +114,8 @@ class KvdepotConnector(WatchingConnector):
 
         vLLM calls it before it loads the model, so that a wrong setting is found early.
         """
-        vllm_settings.read(extra_config)
+        settings = vllm_settings.read(extra_config)
+        versions.check(untested_allowed=settings.untested_vllm)
         return False
 
     # ---- workers -----------------------------------------------------------------------------
@@ -129,6 +132,13 @@ class KvdepotConnector(WatchingConnector):
         _refuse_beside(get_kv_transfer_group())
         # The handshake is one for all connectors there, and the first one's.
         self._half.send_geometry(self._geometry())
+
+    def unregister_kv_caches(self) -> None:
+        """Waits for all copies from and to the KV caches.
+
+        vLLM calls it from 0.33 on, before it unmaps the KV caches. Their addresses stay the same.
+        """
+        self._half.mover.rest()
 
     def get_handshake_metadata(self) -> RankGeometry | None:
         """Returns the geometry of this rank's KV caches, from which the scheduler names blocks."""
@@ -167,13 +177,14 @@ class KvdepotConnector(WatchingConnector):
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         """Names the blocks.
 
-        vLLM calls it once with the metadata of all ranks, before the first request. Under
-        MultiConnector the metadata is that of another connector; kvdepot's arrives with the first
-        step.
+        vLLM calls it with the metadata of all ranks before the first request, and from 0.33 on
+        after each wake-up. Under MultiConnector the metadata is that of another connector;
+        kvdepot's arrives with the first step.
         """
         geometries = [found for found in metadata.values() if isinstance(found, RankGeometry)]
-        if geometries:
+        if geometries and self._named_for != geometries:
             self._name_blocks(geometries)
+            self._named_for = geometries
             # Beside another connector the handshake would be that one's.
             self.manager.alone = True
 
@@ -250,20 +261,8 @@ class KvdepotConnector(WatchingConnector):
         return groups
 
     def _is_whole(self, key: OffloadKey, request: str) -> bool:
-        """Whether vLLM still has every one of its blocks of a stored block.
-
-        It has not where a part of it is out of a window already.
-        """
-        config = self.scheduler.config
-        state = self.scheduler._req_status[request]
-        end_token = state.req_context.get_offload_key_position(key)
-        assert end_token is not None
-        for group, group_state in zip(config.kv_group_configs, state.group_states, strict=True):
-            if group.group_idx == get_offload_group_idx(key):
-                end = end_token // group.tokens_per_block
-                blocks = group_state.block_ids[end - config.blocks_per_chunk : end]
-                return len(blocks) == config.blocks_per_chunk and 0 not in blocks
-        return False
+        """Whether vLLM still has every one of its blocks of a stored block."""
+        return compat.has_whole(self.scheduler, request, key)
 
     def on_new_request(self, request: Any) -> None:
         """Records the properties of a request that its blocks depend on and vLLM's hashes omit."""
@@ -274,7 +273,7 @@ class KvdepotConnector(WatchingConnector):
         """Builds the metadata of a step. Blocks get names as soon as the weights are known."""
         self.manager.faults.attempt("namespace", None, self._weights.poll)
         meta = super().build_connector_meta(scheduler_output)
-        self.manager.ends.keep(self.scheduler._req_status)
+        self.manager.ends.keep(compat.request_states(self.scheduler))
         return meta
 
     def _matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -295,7 +294,7 @@ class KvdepotConnector(WatchingConnector):
         matched = self._probed_tokens(request, num_computed_tokens)
         # While the request still has jobs vLLM looks nothing up, and groups that are not offloaded
         # bound the answer by what vLLM's own cache has of them.
-        if not self.scheduler._req_status[name].transfer_jobs and not self._bounding_group_ids:
+        if not compat.has_transfers(self.scheduler, name) and not compat.is_bounded(self):
             self.manager.keep_answer(name, question, matched)
         return matched
 
@@ -327,7 +326,7 @@ class KvdepotConnector(WatchingConnector):
             return most
         least = max(0, cut - num_computed_tokens)
         # Where there are windows or states, vLLM takes one token less.
-        least += bool(least and self.scheduler._sliding_window_groups)
+        least += bool(least and compat.has_windows(self.scheduler))
         return least if most is None else min(most, least)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -437,14 +436,13 @@ class KvdepotConnector(WatchingConnector):
             faults.attempt("namespace", None, self._name_blocks, self._geometries.values())
 
     def _say_hits(self, request: Any, num_external_tokens: int) -> None:
-        state = self.scheduler._req_status[request.request_id]
         tokens = self.scheduler.config.kv_group_configs[0].tokens_per_chunk
         tiers = self.manager.tiers_of(request.request_id)
         logger.info(
             "request %s: %d blocks, %d hit on the device, %d hit external (%s)",
             request.request_id,
             -(-request.num_tokens // tokens),
-            state.num_locally_computed_tokens // tokens,
+            compat.local_tokens(self.scheduler, request.request_id) // tokens,
             num_external_tokens // tokens,
             ", ".join(f"{tier} {count}" for tier, count in tiers.items()) or "none",
         )
@@ -460,6 +458,7 @@ def _prepare(vllm_config: Any) -> vllm_settings.Settings:
     transfer = vllm_config.kv_transfer_config
     extra = transfer.kv_connector_extra_config
     settings = vllm_settings.read(extra)
+    versions.check(untested_allowed=settings.untested_vllm)
     vllm_settings.share(settings, settings.merged, vllm_config.parallel_config)
     # vLLM reads its own keys from the dictionary, also those from a config_file.
     extra.clear()
@@ -471,7 +470,7 @@ def _prepare(vllm_config: Any) -> vllm_settings.Settings:
 
 def _refuse_beside(multi: Any) -> None:
     """`kvdepot.ConfigError` for what MultiConnector itself is given, or has beside kvdepot."""
-    policy = multi._vllm_config.kv_transfer_config.kv_load_failure_policy
+    policy = compat.configuration_of(multi).kv_transfer_config.kv_load_failure_policy
     if policy != "recompute":
         raise kvdepot.ConfigError(
             f"kv_load_failure_policy: {policy!r} is not allowed for a MultiConnector with kvdepot: "

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvdepot.vllm import compat
+
 
 def store_dropped_ends(scheduler: Any) -> None:
     """Have vLLM's `scheduler` side store the windows of hits that end one block earlier, too."""
     alignment = scheduler.config.alignment_tokens
     drafts = any(group.is_eagle_group for group in scheduler.config.kv_group_configs)
-    if not drafts or alignment is None or not scheduler._sliding_window_groups:
+    if not drafts or alignment is None or not compat.has_windows(scheduler):
         return
-    masks = scheduler._reachable_store_block_mask
 
-    def with_earlier_ends(*, reachable_boundaries: tuple[int, ...], **others: Any) -> Any:
-        earlier = tuple(end - alignment for end in reachable_boundaries if end >= alignment)
-        return masks(reachable_boundaries=reachable_boundaries + earlier, **others)
+    def with_earlier(ends: tuple[int, ...]) -> tuple[int, ...]:
+        return ends + tuple(end - alignment for end in ends if end >= alignment)
 
-    scheduler._reachable_store_block_mask = with_earlier_ends
+    compat.store_for(scheduler, with_earlier)

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 
 import kvdepot
+from kvdepot.vllm.compat import OffloadKey, ReqContext
 from kvdepot.vllm.faults import SafeNamespace
 
 # Stands for "verify, but do not deliver" in the rows of a load.

@@ -23,7 +23,12 @@ from operator import attrgetter
 from typing import Any
 
 from vllm.logger import init_logger
-from vllm.v1.kv_offload.base import (
+
+import kvdepot
+from kvdepot.vllm import beside as vllm_beside
+from kvdepot.vllm import settings as vllm_settings
+from kvdepot.vllm.compat import (
+    CacheHitSource,
     LookupResult,
     OffloadingManager,
     OffloadKey,
@@ -33,12 +38,8 @@ from vllm.v1.kv_offload.base import (
     RequestOffloadingContext,
     ScheduleEndContext,
     get_offload_group_idx,
+    key_positions,
 )
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
-
-import kvdepot
-from kvdepot.vllm import beside as vllm_beside
-from kvdepot.vllm import settings as vllm_settings
 from kvdepot.vllm.faults import ERRORS, Faults, SafeDepot, SafeNamespace
 from kvdepot.vllm.jobs import (
     Group,
@@ -570,7 +571,7 @@ class KvdepotManager(OffloadingManager):
 
     def _idents(self, keys: list[OffloadKey], req_context: ReqContext) -> list[Ident]:
         """Blocks of one KV group as kvdepot knows them."""
-        names = self.beside(req_context.req_id).keys(keys, req_context._offload_key_positions)
+        names = self.beside(req_context.req_id).keys(keys, key_positions(req_context))
         return list(zip(itertools.repeat(get_offload_group_idx(keys[0])), names, strict=False))
 
     def _by_group(self, keys: Collection[OffloadKey]) -> Iterator[tuple[Group, list[OffloadKey]]]:
@@ -579,8 +580,7 @@ class KvdepotManager(OffloadingManager):
             yield from self._known(list(run))
 
     def _known(self, run: list[OffloadKey]) -> Iterator[tuple[Group, list[OffloadKey]]]:
-        group = self._groups.get(get_offload_group_idx(run[0]))
-        if group is not None:
+        if (group := self._groups.get(get_offload_group_idx(run[0]))) is not None:
             yield group, run
 
     def _count_step_without_groups(self) -> None:

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 from vllm.logger import init_logger
-from vllm.v1.executor.abstract import Executor
 
 from kvdepot.engine import tensors as engine_tensors
 from kvdepot.vllm import worker_calls
+from kvdepot.vllm.compat import Executor
 from kvdepot.vllm.faults import SafeNamespace
 
 logger = init_logger("vllm.kvdepot.weights")

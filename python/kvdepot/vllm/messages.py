@@ -14,11 +14,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorWorkerMetadata,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
-    OffloadingWorkerMetadata,
-)
-from vllm.v1.kv_offload.base import LoadStoreSpec
 
+from kvdepot.vllm.compat import LoadStoreSpec, OffloadingWorkerMetadata
 from kvdepot.vllm.jobs import GroupPlacements, Reports
 
 # Attaching can take seconds when nobody answers, on the thread that runs the

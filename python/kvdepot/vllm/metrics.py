@@ -12,15 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+from kvdepot.vllm.compat import (
     OffloadingConnectorStats,
-)
-from vllm.v1.kv_offload.base import (
     OffloadingCounterMetadata,
     OffloadingGaugeMetadata,
     OffloadingMetricMetadata,
 )
-
 from kvdepot.vllm.faults import SafeDepot
 
 Method = TypeVar("Method", bound=Callable[..., Any])

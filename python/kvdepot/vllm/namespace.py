@@ -12,14 +12,18 @@ from typing import Any
 
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
-from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs
-from vllm.v1.kv_offload.config import OffloadingConfig
 
 import kvdepot
 from kvdepot.engine import weights as engine_weights
+from kvdepot.vllm import compat
 from kvdepot.vllm import options as vllm_options
+from kvdepot.vllm.compat import (
+    AttentionSpec,
+    OffloadingConfig,
+    UniformTypeKVCacheSpecs,
+    get_hash_fn_by_name,
+    resolve_none_hash_seed,
+)
 from kvdepot.vllm.messages import RankGeometry
 from kvdepot.vllm.settings import TierSettings
 
@@ -160,7 +164,8 @@ def refuse_whole_prompts(vllm_config: Any) -> None:
 
 
 def keys(vllm_config: Any) -> tuple[str, bool]:
-    """Hash algorithm and seed of vLLM's block hashes, and whether the seed is random.
+    """Algorithm and seed of vLLM's block hashes, with the tokens behind a block that its hash
+    covers, if there are any; and whether the seed is random.
 
     Raises `kvdepot.ConfigError` for algorithms whose values may collide or are
     too short: a key must identify its tokens.
@@ -175,7 +180,8 @@ def keys(vllm_config: Any) -> tuple[str, bool]:
     seed = resolve_none_hash_seed(function)
     random = seed != resolve_none_hash_seed(function)
     digest = hashlib.sha256(seed.encode()).hexdigest()
-    return f"{algorithm}:{digest}", random
+    lookahead = compat.hash_lookahead(vllm_config)
+    return f"{algorithm}:{digest}" + (f":{lookahead}" if lookahead else ""), random
 
 
 def weights(vllm_config: Any, given: str) -> str:
@@ -347,14 +353,7 @@ def _packing(vllm_config: Any, layer: Any) -> list[str]:
     backend = getattr(layer, "attn_backend", None) or getattr(layer, "backend", None)
     isa = getattr(layer, "isa", None)
     if isa is None and current_platform.is_cpu() and hasattr(layer, "head_size"):
-        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
-
-        isa = _get_attn_isa(
-            vllm_config.model_config.dtype,
-            vllm_config.cache_config.block_size,
-            layer.head_size,
-            vllm_config.cache_config.cache_dtype,
-        )
+        isa = compat.cpu_isa(vllm_config, layer.head_size)
     return [getattr(backend, "__name__", str(backend)), str(isa)]
 
 

@@ -6,11 +6,9 @@ work, but vLLM reports a pause to no connector.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Protocol, runtime_checkable
 
-from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.scheduler import Scheduler
+from kvdepot.vllm import compat
 
 
 @runtime_checkable
@@ -23,16 +21,9 @@ class Pausable(Protocol):
 
 def notice_pauses() -> None:
     """From now on every scheduler of this process tells its connectors."""
-    set_state = Scheduler.set_pause_state
-    if hasattr(set_state, "__wrapped__"):
-        return
+    compat.on_pause(_tell)
 
-    @functools.wraps(set_state)
-    def noticed(self: Scheduler, pause_state: PauseState) -> None:
-        set_state(self, pause_state)
-        outer: Any = self.connector
-        for connector in (outer, *getattr(outer, "sub_connectors", ())):
-            if isinstance(connector, Pausable):
-                connector.set_paused(pause_state != PauseState.UNPAUSED)
 
-    Scheduler.set_pause_state = noticed
+def _tell(connector: Any, paused: bool) -> None:
+    if isinstance(connector, Pausable):
+        connector.set_paused(paused)

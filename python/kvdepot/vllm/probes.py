@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.logger import init_logger
-from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 
 from kvdepot.engine import quarantine
 from kvdepot.vllm.beside import Beside
+from kvdepot.vllm.compat import OffloadKey, ReqContext
 from kvdepot.vllm.jobs import (
     Difference,
     Groups,

@@ -14,10 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from vllm.v1.kv_offload.base import OffloadKey, ReqContext
-
 import kvdepot
 from kvdepot.vllm import beside as vllm_beside
+from kvdepot.vllm.compat import OffloadKey, ReqContext
 from kvdepot.vllm.jobs import Ident
 from kvdepot.vllm.rows import Rows
 

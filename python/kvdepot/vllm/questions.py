@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Set
 
-from vllm.v1.kv_offload.base import LookupResult, OffloadKey, get_offload_group_idx
-
 import kvdepot
+from kvdepot.vllm.compat import LookupResult, OffloadKey, get_offload_group_idx
 from kvdepot.vllm.faults import Faults
 from kvdepot.vllm.jobs import Group, Groups, Ident
 from kvdepot.vllm.prompts import Prompt

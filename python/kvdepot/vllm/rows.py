@@ -10,10 +10,9 @@ import itertools
 from collections.abc import Container, Iterator
 from operator import itemgetter
 
-from vllm.v1.kv_offload.base import OffloadKey, ReqContext, get_offload_group_idx
-
 import kvdepot
 from kvdepot.vllm import beside as vllm_beside
+from kvdepot.vllm.compat import OffloadKey, ReqContext, get_offload_group_idx, key_positions
 from kvdepot.vllm.jobs import Ident
 
 GROUP_OF_KEY = itemgetter(slice(-4, None))
@@ -138,7 +137,7 @@ class Rows:
 
     def find(self, key: OffloadKey) -> tuple[Row, int]:
         """The row of a block, and its index there."""
-        positions = self.context._offload_key_positions
+        positions = key_positions(self.context)
         if len(positions) > self._taken:
             self._take(positions)
         row, end = self._rows.get(GROUP_OF_KEY(key)), positions.get(key)
@@ -154,7 +153,7 @@ class Rows:
     def others(self, key: OffloadKey) -> Iterator[tuple[OffloadKey, list[bytes]]]:
         """For each other KV group, a key of it and the names of its blocks that end behind the one
         before this block."""
-        positions = self.context._offload_key_positions
+        positions = key_positions(self.context)
         row, at = self.find(key)
         start = positions[row.keys[at - 1]] if at else 0
         for other in self._rows.values():
@@ -168,7 +167,7 @@ class Rows:
 
     def take_over(self, before: Rows) -> None:
         """Keep what was asked for the same blocks under another context."""
-        self._take(self.context._offload_key_positions)
+        self._take(key_positions(self.context))
         same = {group for group, row in self._rows.items() if row.keys == before._keys(group)}
         self._rows.update((group, before._rows[group]) for group in same)
 

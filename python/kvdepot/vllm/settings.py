@@ -37,6 +37,12 @@ SALT = Setting(
     _settings.optional(_settings.text()),
     "text that separates tenants: engines with different salts share no blocks",
 )
+UNTESTED = Setting(
+    ("allow_untested_vllm",),
+    _settings.TRUE_OR_FALSE,
+    "if `true`, kvdepot also runs with versions of vLLM that were not tested with kvdepot",
+    default=False,
+)
 ON_RESET = Setting(
     ("on_reset",),
     replace(
@@ -114,12 +120,15 @@ SETTINGS = Schema(
         "vLLM's option: number of vLLM blocks per stored block; 1 if neither `block_size` nor "
         "`blocks_per_chunk` is set",
     ),
+    UNTESTED,
     # The connector itself names its spec there.
     Setting(("spec_module_path",), _settings.ANY),
     Setting(("spec_name",), _settings.ANY),
     # They would change what is stored in ways that kvdepot does not follow.
     Setting(("canonical_layout",), _settings.left_out("kvdepot stores each rank's own bytes")),
     Setting(("self_describing_kv_events",), _settings.left_out("kvdepot publishes no KV events")),
+    # From 0.33 on: such a load cannot be reported as failed in a model with several KV groups.
+    Setting(("sync_load_budget_bytes",), _settings.left_out("kvdepot loads between steps")),
 )
 
 TIER_SETTINGS = Schema(
@@ -152,6 +161,7 @@ TIER_SETTINGS = Schema(
         _settings.optional(_settings.one_of(("LOCAL", "REMOTE"))),
         "vLLM's option: class of the tier. A request can exclude all tiers of a class",
     ),
+    UNTESTED,
     # The connector of `kvdepot.vllm.tiering` writes it.
     Setting(("engine",), _settings.optional(_settings.text())),
     Setting(("engines",), _settings.optional(_settings.COUNT)),
@@ -179,6 +189,8 @@ class DepotSettings:
     salt: str | None
     lookup_wait_seconds: float
     on_reset: str
+    untested_vllm: bool
+    """Whether versions of vLLM outside of the tested range are used too."""
 
     @property
     def shared(self) -> bool:
@@ -259,6 +271,7 @@ def _read(
         "salt": own["salt"],
         "lookup_wait_seconds": own["lookup_wait"],
         "on_reset": own["on_reset"],
+        "untested_vllm": own["allow_untested_vllm"],
     }
     if not own["pipeline"].startswith(SERVICE):
         # A store that waits for a slow far tier would hold up the engine's step. (What a service

@@ -13,20 +13,20 @@ from typing import Any
 
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.v1.kv_offload.base import (
+
+import kvdepot
+from kvdepot.vllm import compat
+from kvdepot.vllm import settings as vllm_settings
+from kvdepot.vllm.compat import (
     CanonicalKVCaches,
+    OffloadingConfig,
     OffloadingMetricMetadata,
     OffloadingSpec,
     OffloadingWorker,
 )
-from vllm.v1.kv_offload.config import OffloadingConfig
-
-import kvdepot
-from kvdepot.vllm import settings as vllm_settings
 from kvdepot.vllm.manager import KvdepotManager
 from kvdepot.vllm.metrics import DEFINITIONS
 from kvdepot.vllm.settings import DepotSettings, Settings
-from kvdepot.vllm.sleep import rest_before_sleep
 from kvdepot.vllm.worker import KvdepotWorker
 
 logger = init_logger("vllm.kvdepot")
@@ -90,7 +90,8 @@ class KvdepotSpec(OffloadingSpec):
                 if made.lanes is None and "lanes" not in self.settings.depot:
                     # Beside a device's bus a few are not enough.
                     made.lanes = min(LANES_BESIDE_A_DEVICE, len(os.sched_getaffinity(0)))
-                rest_before_sleep(made)
+                # What a lane hands the device after that would meet memory that is gone.
+                compat.rest_before_sleep(made.rest)
             return made
         raise kvdepot.ConfigError(
             f"--device: {current_platform.device_name!r} is not supported by kvdepot's vLLM "

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from vllm.logger import init_logger
-from vllm.v1.kv_offload.base import OffloadKey, ReqContext, get_offload_group_idx
 
 import kvdepot
+from kvdepot.vllm.compat import OffloadKey, ReqContext, get_offload_group_idx
 from kvdepot.vllm.jobs import Group, GroupPlacements, Plan, StoreTicket
 
 logger = init_logger("vllm.kvdepot.manager")

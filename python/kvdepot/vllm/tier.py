@@ -18,7 +18,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 from vllm.logger import init_logger
-from vllm.v1.kv_offload.base import (
+
+import kvdepot
+from kvdepot.vllm import beside as vllm_beside
+from kvdepot.vllm import namespace as vllm_namespace
+from kvdepot.vllm import settings as vllm_settings
+from kvdepot.vllm.compat import (
+    JobResult,
     Locality,
     LookupResult,
     Medium,
@@ -26,15 +32,12 @@ from vllm.v1.kv_offload.base import (
     OffloadKey,
     ReqContext,
     RequestOffloadingContext,
+    SecondaryTierManager,
+    TransferJob,
     get_offload_block_hash,
     get_offload_group_idx,
+    versions,
 )
-from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
-
-import kvdepot
-from kvdepot.vllm import beside as vllm_beside
-from kvdepot.vllm import namespace as vllm_namespace
-from kvdepot.vllm import settings as vllm_settings
 from kvdepot.vllm.faults import ERRORS, Faults, SafeDepot, SafeNamespace
 from kvdepot.vllm.metrics import DEFINITIONS, Collector
 from kvdepot.vllm.rows import Rows
@@ -139,6 +142,8 @@ class KvdepotTier(SecondaryTierManager):
         """Opens the depot that `config` describes."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.settings = vllm_settings.read_tier(config)
+        versions.check(untested_allowed=self.settings.untested_vllm)
+        versions.say(logger)
         if self.settings.locality is not None:
             self.locality = Locality(self.settings.locality)
         self.faults = Faults(logger)

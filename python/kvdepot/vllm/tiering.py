@@ -16,7 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 import kvdepot
 from kvdepot.engine.weights import FULL, SAMPLED
 from kvdepot.vllm import beside as vllm_beside
-from kvdepot.vllm import drafters
+from kvdepot.vllm import compat, drafters
 from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm import settings as vllm_settings
 from kvdepot.vllm.tier import KvdepotTier
@@ -53,9 +53,10 @@ class KvdepotTieringConnector(WatchingConnector):
         super().__init__(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             drafters.store_dropped_ends(self.scheduler)
-            for tier in self._tiers():
-                tier.verifies = True
-                tier.stored = self._memory_weights.stored
+            with compat.exclusive(self.scheduler):
+                for tier in self._tiers():
+                    tier.verifies = True
+                    tier.stored = self._memory_weights.stored
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -66,14 +67,16 @@ class KvdepotTieringConnector(WatchingConnector):
     def on_new_request(self, request: Any) -> None:
         """Records the properties of a request that its blocks depend on and vLLM's hashes omit."""
         beside = self._fingerprints.of(request)
-        for tier in self._tiers():
-            tier.set_beside(request.request_id, beside)
+        with compat.exclusive(self.scheduler):
+            for tier in self._tiers():
+                tier.set_beside(request.request_id, beside)
         super().on_new_request(request)
 
     def set_paused(self, paused: bool) -> None:
         """Records if `/pause` or `/sleep` wait until the engine has no work."""
-        for tier in self._tiers():
-            tier.paused = paused
+        with compat.exclusive(self.scheduler):
+            for tier in self._tiers():
+                tier.paused = paused
 
     def reset_cache(self) -> bool | None:
         """Resets the cache. vLLM has reset its prefix cache just before."""
@@ -102,8 +105,9 @@ class KvdepotTieringConnector(WatchingConnector):
 
     def _rename(self) -> None:
         weights, begun = self._memory_weights, self._begun_requests()
-        for tier in self._tiers():
-            tier.set_memory(weights.name, begun, withheld=weights.withheld)
+        with compat.exclusive(self.scheduler):
+            for tier in self._tiers():
+                tier.set_memory(weights.name, begun, withheld=weights.withheld)
 
     def _tiers(self) -> Iterator[KvdepotTier]:
         manager: Any = self.scheduler.manager

@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from vllm.logger import init_logger
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvdepot.vllm.compat import CacheHitSource
 
 # What vLLM counts their hits under.
 SOURCES = {

@@ -6,10 +6,8 @@ from __future__ import annotations
 import abc
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
-    OffloadingConnector,
-)
-
+from kvdepot.vllm import compat
+from kvdepot.vllm.compat import OffloadingConnector
 from kvdepot.vllm.memory_weights import MemoryWeights, notice_resets
 from kvdepot.vllm.pauses import notice_pauses
 
@@ -74,5 +72,5 @@ class WatchingConnector(OffloadingConnector):
 
     def _begun_requests(self) -> list[str]:
         """Requests with computed tokens: other weights may have computed them."""
-        states = self.scheduler._req_status.items()
+        states = compat.request_states(self.scheduler).items()
         return [name for name, state in states if state.req.num_computed_tokens > 0]

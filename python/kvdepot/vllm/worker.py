@@ -15,28 +15,24 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
-    OffloadingConnectorMetadata,
-)
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
-    get_offloading_group_ids,
-)
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import (
-    OffloadingConnectorWorker,
-)
 from vllm.logger import init_logger
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, iter_layer_specs
-from vllm.v1.kv_offload.base import (
-    CanonicalKVCacheRef,
-    CanonicalKVCaches,
-    GPULoadStoreSpec,
-    LoadStoreSpec,
-    OffloadingWorker,
-    TransferResult,
-)
 
 import kvdepot
 from kvdepot.vllm.comparing import Comparer, layers_of
+from kvdepot.vllm.compat import (
+    CanonicalKVCacheRef,
+    CanonicalKVCaches,
+    FullAttentionSpec,
+    GPULoadStoreSpec,
+    LoadStoreSpec,
+    MLAAttentionSpec,
+    OffloadingConnectorMetadata,
+    OffloadingConnectorWorker,
+    OffloadingWorker,
+    TransferResult,
+    get_offloading_group_ids,
+    iter_layer_specs,
+)
 from kvdepot.vllm.faults import ERRORS, Faults
 from kvdepot.vllm.jobs import (
     SKIP,
@@ -151,8 +147,15 @@ class KvdepotWorker(OffloadingWorker):
         self._submit(job_id, dst_spec, src_spec, load=False)
         return True
 
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        """Start to copy blocks into vLLM's memory."""
+    def submit_load(
+        self,
+        job_id: int,
+        src_spec: LoadStoreSpec,
+        dst_spec: GPULoadStoreSpec,
+        expedited: bool = False,
+    ) -> bool:
+        """Start to copy blocks into vLLM's memory. An `expedited` load (vLLM 0.33) is one that the
+        settings do not allow."""
         self._submit(job_id, src_spec, dst_spec, load=True)
         return True
 

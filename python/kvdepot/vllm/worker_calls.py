@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from vllm.v1.executor.abstract import Executor
+from kvdepot.vllm.compat import Executor
 
 SERVES = "computes, and reads weights alone"
 STARTS = "prepares what is not weights"
@@ -30,7 +30,8 @@ HARMLESS: dict[str, str] = {
         DESCRIBES: """
             check_health compute_weight_checksums determine_available_memory get_kv_cache_spec
             get_kv_connector_handshake_metadata get_model_inspection get_supported_kv_cache_layouts
-            get_supported_tasks get_compilation_match_table get_encoder_timing_stats profile
+            get_supported_tasks get_compilation_match_table get_encoder_timing_stats
+            get_simple_cpu_offload_num_cpu_blocks profile
             save_sharded_state save_tensorized_model supports_draft_weight_updates
             synchronize_device
         """,
@@ -39,6 +40,12 @@ HARMLESS: dict[str, str] = {
         "ends the worker": "shutdown",
     }.items()
     for method in methods.split()
+}
+
+# Of these, the methods that not every version has, by the first version with them.
+SINCE = {
+    "0.32": "compute_weight_checksums release_late_interaction_query_cache",
+    "0.33": "get_simple_cpu_offload_num_cpu_blocks",
 }
 
 

@@ -1,0 +1,139 @@
+"""Versions of vLLM: what is refused, what the adapters say, and which names they rely on."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import kvdepot
+import pytest
+import vllm_names
+
+pytest.importorskip("vllm", reason="engine: vLLM is not installed (make test installs it)")
+import vllm
+from kvdepot.vllm import compat, settings
+from kvdepot.vllm.compat import internals, versions
+
+pytestmark = pytest.mark.unit
+
+PACKAGE = Path(kvdepot.__file__).parent / "vllm"
+# What anybody may import: the connector's interface and its registry, loggers, platforms.
+PUBLIC = ("vllm.logger", "vllm.platforms", f"{vllm_names.KV}.factory", f"{vllm_names.V1}.base")
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, version: tuple[Any, ...]) -> None:
+    monkeypatch.setattr(vllm, "__version_tuple__", version)
+    monkeypatch.setattr(vllm, "__version__", ".".join(map(str, version)))
+
+
+def adapter(name: str) -> Any:
+    return importlib.import_module(f"kvdepot.vllm.compat.{name}").Adapter()
+
+
+@pytest.mark.parametrize("version", [(0, 30, 1), (0, 34, 0), (1, 0, 0), (0, 0, "dev")])
+def test_other_versions_are_refused(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[Any, ...]
+) -> None:
+    installed(monkeypatch, version)
+    with pytest.raises(kvdepot.ConfigError) as refused:
+        versions.check(untested_allowed=False)
+    said = str(refused.value)
+    assert versions.RANGE in said
+    assert "allow_untested_vllm: true" in said
+    assert "\n" not in said
+    versions.check(untested_allowed=True)
+
+
+def test_a_version_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is allowed: the module cannot be imported."""
+    installed(monkeypatch, (0, 20, 0))
+    said = str(versions.lack(ImportError("cannot import name 'OffloadKey'")))
+    assert "0.20.0" in said
+    assert "OffloadKey" in said
+    assert versions.RANGE in said
+    assert versions.ALLOWED not in said
+
+
+def test_the_nearest_adapter_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, name in (
+        ((0, 30, 0), "v0_31"), ((0, 31, 0), "v0_31"), ((0, 32, 5), "v0_32"),
+        ((0, 33, 0), "v0_33"), ((0, 40, 0), "v0_33"), ((0, 0, "dev"), "v0_33"),
+    ):  # fmt: skip
+        installed(monkeypatch, version)
+        assert versions.adapter() == name
+
+
+def test_every_adapter_is_there() -> None:
+    for tested in versions.TESTED.values():
+        assert isinstance(adapter(tested.adapter), internals.Adapter)
+    assert versions.ALLOWED in settings.SETTINGS.by_name
+    assert versions.ALLOWED in settings.TIER_SETTINGS.by_name
+
+
+def test_what_never_ran_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    logger = SimpleNamespace(warning=lambda text, *args: lines.append(text % args))
+    for version, wanted in (
+        ((0, 31, 0), ["worker never run"]), ((0, 32, 0), []), ((0, 33, 0), ["worker never run"]),
+        ((0, 40, 0), ["never tested"]),
+    ):  # fmt: skip
+        installed(monkeypatch, version)
+        lines.clear()
+        versions.say(logger)
+        assert len(lines) == len(wanted)
+        assert all(part in line for part, line in zip(wanted, lines, strict=True))
+
+
+def test_the_lock_is_taken_once() -> None:
+    """From 0.33 on: in a step vLLM's scheduler has it."""
+    exclusive: Callable[[Any], Any] = adapter("v0_33").exclusive
+    taken: list[str] = []
+
+    @contextlib.contextmanager
+    def lock() -> Any:
+        taken.append("taken")
+        yield
+
+    scheduler = SimpleNamespace(_step_region=None, manager=SimpleNamespace(lock=lock()))
+    with exclusive(scheduler):
+        assert taken == ["taken"]
+    scheduler._step_region = contextlib.ExitStack()
+    with exclusive(scheduler):
+        assert taken == ["taken"]
+    with adapter("v0_32").exclusive(SimpleNamespace()):
+        pass
+
+
+def test_adapters_from_elsewhere_are_told() -> None:
+    given = SimpleNamespace(tensorizer_config_dict={"tensorizer_uri": "s3://x"})
+    assert adapter("v0_31").is_elsewhere(given)
+    assert not adapter("v0_31").is_elsewhere(SimpleNamespace(tensorizer_config_dict=None))
+    assert not adapter("v0_32").is_elsewhere(SimpleNamespace())
+
+
+def test_private_names_are_in_one_place() -> None:
+    found = []
+    for file in sorted(PACKAGE.glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            is_vllms = (module or "").partition(".")[0] == "vllm" and module != "vllm"
+            if is_vllms and module not in (*PUBLIC, vllm_names.V1):
+                found.append(f"{file.name}:{node.lineno}: {module}")
+    assert found == []
+
+
+def test_every_name_is_listed_and_there() -> None:
+    """As in the sources of the installed version; `vllm_names` compares two of them."""
+    tree = vllm_names.Tree(Path(vllm.__file__).parents[1])
+    assert tree.minor == versions.here()
+    names = list(vllm_names.names())
+    wrong = [str(name) for name in names if (tree.find(name) is None) == tree.should_have(name)]
+    assert wrong == []
+    listed = {str(name) for name in names}
+    assert vllm_names.imported(PACKAGE) - listed - {"vllm.envs", "vllm.__version__"} == set()
+    assert compat.CacheHitSource.DISK == "disk"
