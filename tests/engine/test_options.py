@@ -20,6 +20,7 @@ import vllm.config
 from kvdepot.vllm import option_tables as tables
 from kvdepot.vllm import options as vllm_options
 from kvdepot.vllm import variable_tables as variables
+from kvdepot.vllm.compat import versions
 from vllm import envs
 
 pytestmark = pytest.mark.unit
@@ -153,6 +154,21 @@ def listed() -> dict[str, list[str]]:
     return found
 
 
+def of_other_versions(table: Any) -> set[str]:
+    """What a table has for other versions of vLLM than the one that is installed."""
+    here = versions.here()
+    assert here is not None
+
+    def minor(text: str) -> tuple[int, ...]:
+        return tuple(map(int, text.split(".")))
+
+    later = {name for first, names in table.SINCE.items() if minor(first) > here
+             for name in names.split()}  # fmt: skip
+    earlier = {name for last, names in table.UNTIL.items() if minor(last) < here
+               for name in names.split()}  # fmt: skip
+    return later | earlier
+
+
 def test_every_option_stands_in_one_table(config: Any) -> None:
     known = listed()
     assert [name for name, kinds in known.items() if len(kinds) != 1] == []
@@ -161,8 +177,9 @@ def test_every_option_stands_in_one_table(config: Any) -> None:
     nobody_looked_at = sorted(options_of_vllm - set(known) - set(drafts))
     assert nobody_looked_at == [], "put each into a table of kvdepot.vllm.option_tables"
     whole = dict(sections(config)) | ASKED_FOR
-    gone = set(known) - options_of_vllm - set(whole)
+    gone = set(known) - options_of_vllm - set(whole) - of_other_versions(tables)
     assert sorted(name for name in gone if ".quantization_config" not in name) == []
+    assert not options_of_vllm & of_other_versions(tables)
     assert len(options_of_vllm) > 400
 
 
@@ -173,7 +190,8 @@ def test_every_environment_variable_stands_in_one_table() -> None:
     assert len(both) == len(set(both))
     assert sorted(set(envs.environment_variables) - set(both)) == []
     # One that vLLM writes and does not list.
-    assert set(both) - set(envs.environment_variables) == {"VLLM_DIST_IDENT"}
+    others = of_other_versions(variables)
+    assert set(both) - set(envs.environment_variables) == {"VLLM_DIST_IDENT"} | others
 
 
 def test_every_other_variable_that_vllm_reads_was_looked_at() -> None:
@@ -191,7 +209,8 @@ def test_every_other_variable_that_vllm_reads_was_looked_at() -> None:
     assert counted & looked_at == set()
     assert sorted(others - counted - looked_at) == []
     # Gone from vLLM, or of the libraries below it.
-    assert sorted(looked_at - others) == []
+    elsewhere = of_other_versions(OTHERS_BY_VERSION)
+    assert sorted(looked_at - others) == sorted(elsewhere)
 
 
 def test_other_variables_count(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +231,8 @@ def test_vllms_own_list_of_variables_agrees() -> None:
     was looked at."""
     harmless = {name for names in variables.HARMLESS_VARIABLES.values() for name in names.split()}
     counted_by_vllm = harmless & set(envs.compile_factors())
-    assert sorted(counted_by_vllm) == sorted(LOOKED_AT.split())
+    elsewhere = of_other_versions(variables) | of_other_versions(COUNTED_BY_VERSION)
+    assert sorted(counted_by_vllm) == sorted(set(LOOKED_AT.split()) - elsewhere)
 
 
 def test_vllms_own_hashes_agree(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -554,28 +574,38 @@ def test_other_packages_that_patch_models_count(monkeypatch: pytest.MonkeyPatch)
 # Variables without vLLM's prefix that its sources read, and why they change no keys and values.
 OTHERS_LOOKED_AT = {
     "written by vLLM itself": """
-        AITER_BF16_FP8_MOE_BOUND CUBLAS_WORKSPACE_CONFIG CUBLASLT_WORKSPACE_SIZE
-        HIP_ONLINE_TUNING NCCL_LAUNCH_MODE PYTORCH_NVML_BASED_CUDA_CHECK
-        TILELANG_CLEANUP_TEMP_FILES TORCHINDUCTOR_COMPILE_THREADS
+        AITER_BF16_FP8_MOE_BOUND COMPILE_ONLY CUBLAS_WORKSPACE_CONFIG CUBLASLT_WORKSPACE_SIZE
+        CUDA_MPS_PIPE_DIRECTORY HIP_ONLINE_TUNING NCCL_ALGO NCCL_COLLNET_ENABLE NCCL_LAUNCH_MODE
+        NCCL_MAX_NCHANNELS NCCL_MIN_NCHANNELS NCCL_NTHREADS NCCL_NVLS_ENABLE NCCL_P2P_NET_DISABLE
+        NCCL_PROTO NCCL_RAS_ENABLE NCCL_SOCKET_NTHREADS PYTORCH_NVML_BASED_CUDA_CHECK
+        PYTORCH_ROCM_ARCH TILELANG_CLEANUP_TEMP_FILES TORCHINDUCTOR_COMPILE_THREADS
         TORCHINDUCTOR_CPP_DYNAMIC_THREADS TRITON_CACHE_AUTOTUNING
     """,
     "which kernel adds the same numbers, and how it is compiled": """
-        FLASH_ATTENTION_TRITON_AMD_ENABLE FLA_CI_ENV FLA_COMPILER_MODE FLA_USE_CUDA_GRAPH
-        FLA_USE_TMA FORCE_NUM_KV_SPLITS GDN_RECOMPUTE_SUPPRESS_LEVEL NUMEXPR_MAX_THREADS
-        OMP_NUM_THREADS TORCH_COMPILE_DISABLE XPU_USE_TRITON_KERNEL
+        ARCH CUTE_DSL_PTXAS_PATH FA_CLC FA_DISABLE_2CTA FLASH_ATTENTION_ARCH
+        FLASH_ATTENTION_NUM_SMS FLASH_ATTENTION_TRITON_AMD_ENABLE FLA_CI_ENV FLA_COMPILER_MODE
+        FLA_USE_CUDA_GRAPH FLA_USE_TMA FMHA_GMEM_CHECK FMHA_SM100_BLACKWELL_PREFILL
+        FMHA_SM100_DECODE_Q8KV4_ARCH FMHA_SM100_KVOUTER_CPP FORCE_NUM_KV_SPLITS
+        GDN_RECOMPUTE_SUPPRESS_LEVEL GPU_TRACE MINIMAX_KERNELS_KVOUTER_COUNT_REPLICAS
+        MINIMAX_KERNELS_KVOUTER_CPP MM_SPARSE_ATTN_AOT_DISABLE MSA_Q8KV4_SPLIT_MODE
+        NUMEXPR_MAX_THREADS OMP_NUM_THREADS SM_TIMING TORCH_COMPILE_DISABLE XPU_USE_TRITON_KERNEL
     """,
     "devices, ranks and the network": """
         CCL_ATL_TRANSPORT CUDA_DEVICE_ORDER EP_DISABLE_GIN GPU_PINNED_MIN_XFER_SIZE
-        HIP_VISIBLE_DEVICES JAX_PLATFORMS LOCAL_WORLD_SIZE MORI_SHMEM_HEAP_SIZE
+        HIP_VISIBLE_DEVICES JAX_PLATFORMS LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
+        MORI_SHMEM_HEAP_SIZE
         NCCL_ASYNC_ERROR_HANDLING NCCL_GRAPH_REGISTER NCCL_MAX_CTAS NCCL_NO_CACHE
         PYTORCH_CUDA_ALLOC_CONF RANK RAY_ADDRESS RAY_CGRAPH_get_timeout RAY_USAGE_STATS_ENABLED
         UCX_MEMTYPE_CACHE UCX_RCACHE_MAX_UNRELEASED WORLD_SIZE
     """,
     "where files and libraries are": """
-        CONDA_EXE CONDA_PREFIX CRIU_CUDA_PLUGIN_DIR CUDA_MODULE_LOADING CUDA_PATH CUDNN_LIBRARY
-        FLASHINFER_CUBINS_REPOSITORY FLYDSL_RUNTIME_CACHE_DIR LD_PRELOAD OUTLINES_CACHE_DIR
-        PROGRAMFILES ProgramFiles ROCM_HOME ROCM_PATH SYSTEMROOT TORCHINDUCTOR_CACHE_DIR
-        TORCH_CUDA_ARCH_LIST TRITON_CACHE_DIR UV WINDIR XDG_CACHE_HOME XDG_CONFIG_HOME
+        CONDA_EXE CONDA_PREFIX CRIU_CUDA_PLUGIN_DIR CUDACXX CUDA_MODULE_LOADING CUDA_PATH
+        CUDNN_LIBRARY CUTE_CUBIN_PATH CUTE_DSL_DUMP_DIR FLASHINFER_CUBINS_REPOSITORY
+        FLASH_ATTENTION_CUTE_DSL_CACHE_DIR FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED
+        FLYDSL_RUNTIME_CACHE_DIR LD_PRELOAD MINFER_FMHA_CACHE_DIR MINIMAX_KERNELS_CUTE_AOT_CACHE
+        MM_SPARSE_ATTN_AOT_CACHE OUTLINES_CACHE_DIR PATH PROGRAMFILES ProgramFiles ROCM_HOME
+        ROCM_PATH SYSTEMROOT TORCHINDUCTOR_CACHE_DIR TORCH_CUDA_ARCH_LIST TORCH_EXTENSIONS_DIR
+        TRITON_CACHE_DIR UV WINDIR XDG_CACHE_HOME XDG_CONFIG_HOME
     """,
     "weights behind them have to be named": """
         AWS_ENDPOINT_URL RUNAI_STREAMER_S3_ENDPOINT
@@ -584,9 +614,11 @@ OTHERS_LOOKED_AT = {
         LMCACHE_CONFIG_FILE LMCACHE_FORCE_SKIP_SAVE LMCACHE_USE_UPSTREAM_MP MOONCAKE_CONFIG_PATH
     """,
     "logs, traces, metrics and answers": """
-        DO_NOT_TRACK LLGUIDANCE_LOG_LEVEL OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
-        PROMETHEUS_MULTIPROC_DIR SAVE_TO_PYTORCH_BENCHMARK_FORMAT TRACEPARENT TRACESTATE
-        TRITON_PRINT_AUTOTUNING traceparent tracestate
+        CUTE_DSL_KEEP_CUBIN CUTE_DSL_KEEP_PTX CUTE_DSL_PTXAS_VERBOSE DG_USE_NVIDIA_TOOLS
+        DO_NOT_TRACK FA_LOG_LEVEL LLGUIDANCE_LOG_LEVEL MINIMAX_KERNELS_KVOUTER_DEBUG_ARTIFACTS
+        MINIMAX_LOG_COMPILE OTEL_EXPORTER_OTLP_TRACES_ENDPOINT PROMETHEUS_MULTIPROC_DIR
+        PROTON_LAUNCH_METADATA_NOSYNC SAVE_TO_PYTORCH_BENCHMARK_FORMAT SKIP_COMPUTE_SANITIZER
+        TRACEPARENT TRACESTATE TRITON_PRINT_AUTOTUNING traceparent tracestate
     """,
     "secrets": """
         EXA_API_KEY MODELSCOPE_API_TOKEN OPENAI_API_KEY
@@ -595,12 +627,42 @@ OTHERS_LOOKED_AT = {
         PYTHONHASHSEED
     """,
 }
+# Of these, what not every version reads. Most of 0.33's are of kernels in its wheel for CUDA.
+OTHERS_BY_VERSION = SimpleNamespace(
+    SINCE={
+        "0.32": """
+            FLYDSL_RUNTIME_CACHE_DIR MORI_SHMEM_HEAP_SIZE NCCL_GRAPH_REGISTER NCCL_NO_CACHE
+        """,
+        "0.33": """
+            ARCH COMPILE_ONLY CUDACXX CUDA_MPS_PIPE_DIRECTORY CUTE_CUBIN_PATH CUTE_DSL_DUMP_DIR
+            CUTE_DSL_KEEP_CUBIN CUTE_DSL_KEEP_PTX CUTE_DSL_PTXAS_PATH CUTE_DSL_PTXAS_VERBOSE
+            DG_USE_NVIDIA_TOOLS FA_CLC FA_DISABLE_2CTA FA_LOG_LEVEL FLASH_ATTENTION_ARCH
+            FLASH_ATTENTION_CUTE_DSL_CACHE_DIR FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED
+            FLASH_ATTENTION_NUM_SMS FMHA_GMEM_CHECK FMHA_SM100_BLACKWELL_PREFILL
+            FMHA_SM100_DECODE_Q8KV4_ARCH FMHA_SM100_KVOUTER_CPP GPU_TRACE MASTER_ADDR MASTER_PORT
+            MINFER_FMHA_CACHE_DIR MINIMAX_KERNELS_CUTE_AOT_CACHE
+            MINIMAX_KERNELS_KVOUTER_COUNT_REPLICAS MINIMAX_KERNELS_KVOUTER_CPP
+            MINIMAX_KERNELS_KVOUTER_DEBUG_ARTIFACTS MINIMAX_LOG_COMPILE MM_SPARSE_ATTN_AOT_CACHE
+            MM_SPARSE_ATTN_AOT_DISABLE MSA_Q8KV4_SPLIT_MODE NCCL_RAS_ENABLE PATH
+            PROTON_LAUNCH_METADATA_NOSYNC PYTORCH_ROCM_ARCH SKIP_COMPUTE_SANITIZER SM_TIMING
+            TORCH_EXTENSIONS_DIR
+        """,
+    },
+    UNTIL={
+        "0.31": """
+            NCCL_ALGO NCCL_COLLNET_ENABLE NCCL_MAX_NCHANNELS NCCL_MIN_NCHANNELS NCCL_NTHREADS
+            NCCL_NVLS_ENABLE NCCL_P2P_NET_DISABLE NCCL_PROTO NCCL_SOCKET_NTHREADS
+        """,
+        "0.32": "RAY_CGRAPH_get_timeout",
+    },
+)
 
 # Counted by vLLM for the code that it compiles.
 LOOKED_AT = """
     CMAKE_BUILD_TYPE CUDA_HOME MOONCAKE_PREFERRED_SEGMENT MOONCAKE_REQUESTER_LOCAL_HOSTNAME
     NVCC_THREADS VERBOSE VLLM_ALLOW_INSECURE_SERIALIZATION VLLM_ALLOW_LONG_MAX_MODEL_LEN
-    VLLM_ALLOW_RUNTIME_LORA_UPDATING VLLM_BUILD_COMMIT VLLM_BUILD_PIPELINE VLLM_BUILD_URL
+    VLLM_ALLOW_RUNTIME_LORA_UPDATING VLLM_BEAM_ALWAYS_CONSTRAIN_OUTPUT VLLM_BUILD_COMMIT
+    VLLM_BUILD_PIPELINE VLLM_BUILD_URL
     VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT VLLM_COMPILE_CACHE_SAVE_FORMAT VLLM_COMPUTE_NANS_IN_LOGITS
     VLLM_CONFIGURE_LOGGING VLLM_CPU_NUM_OF_RESERVED_CPU VLLM_CPU_OMP_THREADS_BIND
     VLLM_CUDART_SO_PATH VLLM_CUSTOM_SCOPES_FOR_PROFILING VLLM_DEBUG_MFU_METRICS VLLM_DEBUG_WORKSPACE
@@ -635,3 +697,5 @@ LOOKED_AT = """
     VLLM_USE_RUST_FRONTEND VLLM_V1_USE_OUTLINES_CACHE VLLM_WEIGHT_OFFLOADING_DISABLE_PIN_MEMORY
     VLLM_WEIGHT_OFFLOADING_DISABLE_UVA VLLM_WSL2_ENABLE_PIN_MEMORY VLLM_XGRAMMAR_CACHE_MB
 """
+# Of these, what not every version counts that has the variable.
+COUNTED_BY_VERSION = SimpleNamespace(SINCE={}, UNTIL={"0.32": "VLLM_RAY_BUNDLE_INDICES"})

@@ -1,7 +1,8 @@
 """Which of vLLM's options a block's name covers: all of them, except what stands here.
 
-Tested against every option of vLLM 0.32. An option that stands in none of these tables counts. The
-tables of what counts are there for the test, which fails for an option that stands in no table.
+Tested against every option of vLLM 0.31, 0.32 and 0.33. An option that stands in none of these
+tables counts. The tables of what counts are there for the test, which fails for an option that
+stands in no table. `SINCE` and `UNTIL` have the options that not every version has.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ HARMLESS: dict[str, dict[str, str]] = {
             flash_attn_max_num_splits_for_cuda_graph tokenspeed_mla_min_split_kv
             tq_max_kv_splits_for_cuda_graph sparse_mla_prefill_workspace_factor flex_attn_block_m
             flex_attn_block_n flex_attn_q_block_size flex_attn_kv_block_size
+            indexer_tp_shard_min_rows
         """,
     },
     "aux_output_config": {
@@ -65,7 +67,7 @@ HARMLESS: dict[str, dict[str, str]] = {
         MEMORY: """
             gpu_memory_utilization num_gpu_blocks_override num_gpu_blocks num_cpu_blocks
             kv_cache_size_tokens kv_cache_max_concurrency kv_cache_memory_bytes kv_offloading_size
-            kv_offloading_backend
+            kv_offloading_backend simple_cpu_offload_num_blocks
         """,
         "which blocks vLLM's own cache keeps, finds or gives up": """
             enable_prefix_caching prefix_match_unit prefix_cache_retention_interval
@@ -75,7 +77,8 @@ HARMLESS: dict[str, dict[str, str]] = {
             prefix_caching_hash_algo kv_cache_layout
         """,
         DERIVED: """
-            user_specified_block_size _block_size_resolved is_attention_free
+            user_specified_block_size user_specified_mamba_block_size _block_size_resolved
+            is_attention_free
             effective_attention_block_size hash_block_size mamba_page_size_padded
             skip_page_size_padded
         """,
@@ -107,7 +110,8 @@ HARMLESS: dict[str, dict[str, str]] = {
             fuse_norm_quant fuse_act_quant fuse_attn_quant eliminate_noops fuse_allreduce_rms
             enable_qk_norm_rope_fusion fuse_rope_kvcache_cat_mla fuse_act_padding
             fuse_mla_dual_rms_norm fuse_rope_kvcache fuse_qk_norm_rope_kvcache
-            rope_kvcache_fusion_max_token_num fi_allreduce_fusion_max_size_mb
+            rope_kvcache_fusion_max_token_num fi_allreduce_fusion_max_size_mb enable_sp
+            sp_min_token_num fuse_gemm_comms
         """,
     },
     "compilation_config.dynamic_shapes_config": {
@@ -128,7 +132,8 @@ HARMLESS: dict[str, dict[str, str]] = {
     "ec_transfer_config": {
         "says where the encoder's outputs are": """
             ec_connector engine_id ec_buffer_device ec_buffer_size ec_role ec_ip ec_port
-            ec_connector_extra_config ec_connector_module_path mm_encoder_output_widths
+            ec_connector_extra_config ec_connector_module_path mm_encoder_output_widths ec_rank
+            ec_parallel_size
         """,
     },
     "kv_events_config": {
@@ -140,7 +145,8 @@ HARMLESS: dict[str, dict[str, str]] = {
     "kv_transfer_config": {
         "says where blocks are stored": """
             kv_connector engine_id kv_buffer_device kv_role kv_port kv_connector_extra_config
-            kv_connector_module_path enable_permute_local_kv kv_load_failure_policy
+            kv_connector_module_path enable_permute_local_kv kv_load_failure_policy kv_buffer_size
+            kv_ip kv_parallel_size kv_rank
         """,
     },
     "kernel_config": {
@@ -352,7 +358,11 @@ HARMLESS: dict[str, dict[str, str]] = {
         """,
         TEXT: """
             rejection_sample_method synthetic_acceptance_rates synthetic_acceptance_length
-            draft_sample_method
+            draft_sample_method draft_lm_head_quantization xpress_topc fly_window_size
+            fly_entropy_threshold fly_entropy_top_k
+        """,
+        NAMED: """
+            disable_lookahead_block_hashes
         """,
         "walked by itself": """
             target_model_config target_parallel_config draft_parallel_config
@@ -365,6 +375,11 @@ HARMLESS: dict[str, dict[str, str]] = {
         TEXT: """
             backend disable_any_whitespace disable_additional_properties reasoning_parser
             reasoning_parser_plugin enable_in_reasoning
+        """,
+    },
+    "watchdog_config": {
+        OBSERVE: """
+            timeout check_interval dump_dir
         """,
     },
     "watermark_config": {
@@ -407,7 +422,7 @@ COUNTS: dict[str, str] = {
         use_kda_recoverssm kv_sharing_fast_prefill
     """,
     "parallel_config": """
-        enable_hc_sp worker_cls worker_extension_cls
+        enable_hc_sp worker_cls worker_extension_cls sd_worker_cls
     """,
     "scheduler_config": """
         scheduler_cls
@@ -419,7 +434,7 @@ COUNTS: dict[str, str] = {
         backend minimax_m3_msa_decode_backend backend_per_kind flash_attn_version
         use_trtllm_attention disable_flashinfer_q_quantization mla_prefill_backend
         use_prefill_query_quantization indexer_kv_dtype indexer_sparse_logits use_non_causal
-        sparse_mla_force_mqa
+        sparse_mla_force_mqa trtllm_ragged_backend minimax_m3_indexer_cp
     """,
     "attention_config.hisparse_config": """
         device_buffer_size eager_host_mirror
@@ -431,7 +446,7 @@ COUNTS: dict[str, str] = {
         backend enable_stochastic_rounding stochastic_rounding_philox_rounds ssu_algorithm
     """,
     "kernel_config": """
-        moe_backend sparse_indexer_topk_backend linear_backend linear_backend_per_quant
+        moe_backend sparse_indexer_topk_backend linear_backend linear_backend_per_quant monokernel
     """,
     "speculative_config": """
         method draft_tensor_parallel_size tensor_parallel_size quantization moe_backend
@@ -465,3 +480,39 @@ FOR_MEDIA = {
 
 # What was made of them counts: `kvdepot.vllm.options.of` adds it.
 RESOLVED = {"model_config": "hf_config max_model_len"}
+
+# Options above that not every version has, by the first version and by the last one with them.
+SINCE: dict[str, str] = {
+    "0.32": """
+        attention_config.sparse_mla_prefill_workspace_factor
+        attention_config.tokenspeed_mla_min_split_kv cache_config.cache_hit_alignment_tokens
+        cache_config.hash_block_size compilation_config.cudagraph_decoder_replay
+        compilation_config.decoder_replay_cudagraph_capture_sizes
+        compilation_config.decoder_replay_trim_threshold
+        ec_transfer_config.mm_encoder_output_widths
+        kernel_config.enable_rocm_segmented_attn_autotune logging_config.formatter
+        model_config.pooler_config.enable_flash_late_interaction
+        model_config.sleep_mode_offload_cudagraph observability_config.custom_histogram_buckets
+        parallel_config.enable_hc_sp parallel_config.enable_shm_tensor_arena
+        parallel_config.eplb_config.enable_migration_batching
+    """,
+    "0.33": """
+        attention_config.indexer_tp_shard_min_rows attention_config.minimax_m3_indexer_cp
+        attention_config.trtllm_ragged_backend cache_config.simple_cpu_offload_num_blocks
+        kernel_config.monokernel speculative_config.disable_lookahead_block_hashes
+        speculative_config.draft_lm_head_quantization speculative_config.fly_entropy_threshold
+        speculative_config.fly_entropy_top_k speculative_config.fly_window_size
+        speculative_config.xpress_topc watchdog_config.check_interval watchdog_config.dump_dir
+        watchdog_config.timeout
+    """,
+}
+UNTIL: dict[str, str] = {
+    "0.31": """
+        cache_config.user_specified_mamba_block_size
+        compilation_config.pass_config.enable_sp compilation_config.pass_config.fuse_gemm_comms
+        compilation_config.pass_config.sp_min_token_num ec_transfer_config.ec_parallel_size
+        ec_transfer_config.ec_rank kv_transfer_config.kv_buffer_size kv_transfer_config.kv_ip
+        kv_transfer_config.kv_parallel_size kv_transfer_config.kv_rank
+        parallel_config.sd_worker_cls
+    """,
+}
