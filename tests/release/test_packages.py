@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import re
@@ -104,6 +105,24 @@ def test_extras_have_the_versions_of_the_tests() -> None:
             assert "<" in str(requirement.specifier) or "==" in str(requirement.specifier), extra
     page = (ROOT / "python/README.md").read_text()
     assert all(f"`kvdepot[{extra}]`" in page for extra in extras)
+
+
+def test_the_extra_of_vllm_has_the_versions_that_engines_ran_with() -> None:
+    """Those of `kvdepot.vllm.compat`, which imports vLLM: here it may not be installed."""
+    source = ROOT / "python/kvdepot/vllm/compat/versions.py"
+    ran: dict[str, bool] = {}
+    for node in ast.parse(source.read_text()).body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "TESTED":
+            assert isinstance(node.value, ast.Dict)
+            for key, tested in zip(node.value.keys, node.value.values, strict=True):
+                assert isinstance(key, ast.Tuple)
+                assert isinstance(tested, ast.Call)
+                worker = {one.arg: ast.literal_eval(one.value) for one in tested.keywords}["worker"]
+                ran[".".join(map(str, ast.literal_eval(key)))] = worker
+    assert len(ran) >= 3
+    (requirement,) = map(Requirement, PROJECT["project"]["optional-dependencies"]["vllm"])
+    installed = {f"0.{minor}" for minor in range(100) if f"0.{minor}.0" in requirement.specifier}
+    assert installed == {version for version, worker in ran.items() if worker}
 
 
 def test_the_page_of_the_registry_links_to_files_that_exist() -> None:
