@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
+import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,8 @@ import vllm_names
 
 pytest.importorskip("vllm", reason="engine: vLLM is not installed (make test installs it)")
 import vllm
-from kvdepot.vllm import compat, settings
+from kvdepot.vllm import compat, messages, settings
+from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm.compat import internals, versions
 
 pytestmark = pytest.mark.unit
@@ -35,7 +37,10 @@ def adapter(name: str) -> Any:
     return importlib.import_module(f"kvdepot.vllm.compat.{name}").Adapter()
 
 
-@pytest.mark.parametrize("version", [(0, 30, 1), (0, 34, 0), (1, 0, 0), (0, 0, "dev")])
+@pytest.mark.parametrize(
+    "version",
+    [(0, 30, 1), (0, 34, 0), (1, 0, 0), (0, 0, "dev"), (0, 32, 1, "dev7", "g1"), (0, 33, 0, "rc1")],
+)
 def test_other_versions_are_refused(
     monkeypatch: pytest.MonkeyPatch, version: tuple[Any, ...]
 ) -> None:
@@ -63,6 +68,7 @@ def test_the_nearest_adapter_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, name in (
         ((0, 30, 0), "v0_31"), ((0, 31, 0), "v0_31"), ((0, 32, 5), "v0_32"),
         ((0, 33, 0), "v0_33"), ((0, 40, 0), "v0_33"), ((0, 0, "dev"), "v0_33"),
+        ((0, 32, 1, "dev7", "g1"), "v0_32"),
     ):  # fmt: skip
         installed(monkeypatch, version)
         assert versions.adapter() == name
@@ -87,6 +93,25 @@ def test_what_never_ran_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         versions.say(logger)
         assert len(lines) == len(wanted)
         assert all(part in line for part, line in zip(wanted, lines, strict=True))
+
+
+def test_blocks_of_another_minor_version_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    geometry = messages.RankGeometry(0, [64], ["layout"], "options")
+
+    def layout(version: tuple[Any, ...], other: str = "5.19.0", *, shared: bool = False) -> str:
+        installed(monkeypatch, version)
+        monkeypatch.setattr(importlib.metadata, "version", lambda package: other)
+        made_by = versions.of_blocks(shared=shared)
+        return vllm_namespace.layout_of_ranks([geometry], 0, made_by)
+
+    ours = layout((0, 32, 0))
+    # One for each kind of device, and one with fixes.
+    assert layout((0, 32, 0, "cu129")) == layout((0, 32, 1), "5.19.2") == ours
+    others = [layout((0, 33, 0)), layout((0, 32, 0), "5.20.0")]
+    sources = [layout((0, 32, 1, f"dev{build}")) for build in (1, 2)]
+    assert len({ours, *others, *sources}) == 5
+    shared = layout((0, 32, 0), shared=True)
+    assert layout((0, 33, 0), "5.20.0", shared=True) == shared != ours
 
 
 def test_the_lock_is_taken_once() -> None:

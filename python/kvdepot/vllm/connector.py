@@ -239,12 +239,13 @@ class KvdepotConnector(WatchingConnector):
 
     def _groups(self, shared: dict[str, Any], geometries: list[RankGeometry]) -> Groups:
         groups = {}
+        computed_by = versions.of_blocks(shared=self._settings.share_versions)
         for position, config in enumerate(self.scheduler.config.kv_group_configs):
             names = self._kv_cache_config.kv_cache_groups[config.group_idx].layer_names
             namespace = self.manager.depot.namespace(
                 **shared,
                 block_tokens=config.tokens_per_chunk,
-                layout=vllm_namespace.layout_of_ranks(geometries, position),
+                layout=vllm_namespace.layout_of_ranks(geometries, position, computed_by),
                 group=f"{config.group_idx}: {' '.join(names)}",
             )
             parts = [

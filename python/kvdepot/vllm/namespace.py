@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -357,8 +357,13 @@ def _packing(vllm_config: Any, layer: Any) -> list[str]:
     return [getattr(backend, "__name__", str(backend)), str(isa)]
 
 
-def layout_of_chunks(config: OffloadingConfig, chunk_bytes: int) -> str:
-    """Describes the bytes of a chunk of vLLM's CPU tier, in which all ranks have theirs."""
+def layout_of_chunks(
+    config: OffloadingConfig, chunk_bytes: int, versions: Mapping[str, str]
+) -> str:
+    """Describes the bytes of a chunk of vLLM's CPU tier, in which all ranks have theirs.
+
+    `versions` are those of what computes them (`compat.versions.of_blocks`).
+    """
     platform = current_platform
     return json.dumps(
         {
@@ -372,17 +377,21 @@ def layout_of_chunks(config: OffloadingConfig, chunk_bytes: int) -> str:
             "chunk_bytes": chunk_bytes,
             "blocks_per_chunk": config.cache.blocks_per_chunk,
             "tokens_per_hash": config.cache.tokens_per_hash,
-        },
+        }
+        | dict(versions),
         sort_keys=True,
     )
 
 
-def layout_of_ranks(geometries: Sequence[RankGeometry], group: int) -> str:
-    """The layouts of all ranks for the group at that position."""
+def layout_of_ranks(
+    geometries: Sequence[RankGeometry], group: int, versions: Mapping[str, str]
+) -> str:
+    """The layouts of all ranks for the group at that position, and the versions of what computes
+    the blocks (`compat.versions.of_blocks`)."""
     layouts = [geometry.layouts[group] for geometry in geometries]
     sizes = [geometry.payload_bytes[group] for geometry in geometries]
     # Ranks of one tensor parallel group are alike; one description is enough.
     kept = layouts[:1] if len(set(layouts)) == 1 else layouts
     # Read where the model was built, which may have written into its configuration.
     options = sorted({geometry.options for geometry in geometries})
-    return json.dumps({"ranks": kept, "bytes": sizes, "options": options})
+    return json.dumps({"ranks": kept, "bytes": sizes, "options": options, **versions})

@@ -43,6 +43,13 @@ UNTESTED = Setting(
     "if `true`, kvdepot also runs with versions of vLLM that were not tested with kvdepot",
     default=False,
 )
+SHARED_BETWEEN_VERSIONS = Setting(
+    ("share_vllm_versions",),
+    _settings.TRUE_OR_FALSE,
+    "if `true`, engines with different minor versions of vLLM or transformers share blocks "
+    "([versions](#versions-of-vllm))",
+    default=False,
+)
 ON_RESET = Setting(
     ("on_reset",),
     replace(
@@ -121,6 +128,7 @@ SETTINGS = Schema(
         "`blocks_per_chunk` is set",
     ),
     UNTESTED,
+    SHARED_BETWEEN_VERSIONS,
     # The connector itself names its spec there.
     Setting(("spec_module_path",), _settings.ANY),
     Setting(("spec_name",), _settings.ANY),
@@ -162,6 +170,7 @@ TIER_SETTINGS = Schema(
         "vLLM's option: class of the tier. A request can exclude all tiers of a class",
     ),
     UNTESTED,
+    SHARED_BETWEEN_VERSIONS,
     # The connector of `kvdepot.vllm.tiering` writes it.
     Setting(("engine",), _settings.optional(_settings.text())),
     Setting(("engines",), _settings.optional(_settings.COUNT)),
@@ -191,6 +200,8 @@ class DepotSettings:
     on_reset: str
     untested_vllm: bool
     """Whether versions of vLLM outside of the tested range are used too."""
+    share_versions: bool
+    """Whether blocks of other minor versions of vLLM and transformers are used too."""
 
     @property
     def shared(self) -> bool:
@@ -272,6 +283,7 @@ def _read(
         "lookup_wait_seconds": own["lookup_wait"],
         "on_reset": own["on_reset"],
         "untested_vllm": own["allow_untested_vllm"],
+        "share_versions": own["share_vllm_versions"],
     }
     if not own["pipeline"].startswith(SERVICE):
         # A store that waits for a slow far tier would hold up the engine's step. (What a service

@@ -415,7 +415,8 @@ class KvdepotTier(SecondaryTierManager):
         fields = vllm_namespace.fields_of_chunks(config, self.settings)
         fields["weights"] = vllm_namespace.with_memory(fields["weights"], self._memory)
         fields["salt"] = vllm_namespace.with_epoch(fields["salt"], epoch)
-        layout = vllm_namespace.layout_of_chunks(config, self.block_size_bytes)
+        computed_by = versions.of_blocks(shared=self.settings.share_versions)
+        layout = vllm_namespace.layout_of_chunks(config, self.block_size_bytes, computed_by)
         return {
             group.group_id: self.depot.namespace(
                 **fields,

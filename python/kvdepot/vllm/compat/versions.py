@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import re
 from typing import Any, NamedTuple
 
 import vllm
@@ -42,16 +44,29 @@ def said(minor: Minor) -> str:
 RANGE = f"{said(min(TESTED))} to {said(max(TESTED))}"
 
 
-def here() -> Minor | None:
-    """The version that is installed; None for one that does not say it, as a build from sources."""
+# Parts of a version that is not a release: built between two releases, or before one.
+UNRELEASED = re.compile(r"(dev|a|b|rc)\d")
+
+
+def _numbers() -> Minor | None:
+    """As the version has them; None for one that has none, as a build from plain sources."""
     major, minor, *_ = vllm.__version_tuple__
     found = (major, minor)
     return found if all(isinstance(one, int) for one in found) and found > (0, 0) else None
 
 
+def here() -> Minor | None:
+    """The release that is installed; None for a build from sources.
+
+    A build that came after 0.32.0 may have names of 0.33 already, whatever it is called.
+    """
+    unreleased = any(UNRELEASED.match(str(part)) for part in vllm.__version_tuple__)
+    return None if unreleased else _numbers()
+
+
 def adapter() -> str:
     """The module that fits best: where the version is not in the range, the nearest one's."""
-    minor = here()
+    minor = _numbers()
     if minor is None or minor > max(TESTED):
         return TESTED[max(TESTED)].adapter
     return TESTED[max((one for one in TESTED if one <= minor), default=min(TESTED))].adapter
@@ -77,6 +92,23 @@ def check(*, untested_allowed: bool) -> None:
     """Raise `refusal` for a version outside of the range."""
     if here() not in TESTED and not untested_allowed:
         raise refusal()
+
+
+def of_blocks(*, shared: bool) -> dict[str, str]:
+    """What the namespace of blocks has of versions; nothing where versions share blocks.
+
+    A minor version of vLLM may compute or lay out other keys and values by the same options. So may
+    one of transformers, whose classes fill in what a model's configuration leaves out, and which
+    reads images. A build from sources may be anything: its whole version counts.
+    """
+    if shared:
+        return {}
+    minor = here()
+    transformers = importlib.metadata.version("transformers")
+    return {
+        "vllm": said(minor) if minor else str(vllm.__version__),
+        "transformers": ".".join(transformers.split(".")[:2]),
+    }
 
 
 def say(logger: Any) -> None:
