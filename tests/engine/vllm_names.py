@@ -6,7 +6,8 @@ OLD and NEW are directories with the package `vllm`, such as unpacked wheels: so
 nothing of vLLM is imported. `USED` lists the names by owner, with the side that uses each: the
 scheduler's process (S), a worker (W), or both (B). `--options` prints the options and environment
 variables that came, went, or have another default, which the names of blocks may depend on
-(`kvdepot.vllm.option_tables`). Exit status 1 if a name is gone or called in another way.
+(`kvdepot.vllm.option_tables`), and which of them no table has. Exit status 1 if a name is gone or
+called in another way, or an option is in no table.
 """
 
 from __future__ import annotations
@@ -431,6 +432,10 @@ def _described(where: str, node: ast.stmt) -> Found:
     return Found(where, ast.unparse(node), "")
 
 
+def _is_option(field: ast.AnnAssign) -> bool:
+    return "ClassVar" not in ast.unparse(field.annotation)
+
+
 def options(tree: Tree) -> dict[str, str]:
     """Defaults by option, `Class.field`, and by environment variable."""
     found: dict[str, str] = {}
@@ -439,7 +444,7 @@ def options(tree: Tree) -> dict[str, str]:
             marks = [ast.unparse(one) for one in getattr(node, "decorator_list", ())]
             if isinstance(node, ast.ClassDef) and any("config" in m or "class" in m for m in marks):
                 for field in node.body:
-                    if isinstance(field, ast.AnnAssign):
+                    if isinstance(field, ast.AnnAssign) and _is_option(field):
                         default = ast.unparse(field.value) if field.value else ""
                         found[f"{node.name}.{ast.unparse(field.target)}"] = default
     defined = tree._top("vllm.envs", "environment_variables")
@@ -451,16 +456,22 @@ def options(tree: Tree) -> dict[str, str]:
     return found
 
 
-def changed_options(old: Tree, new: Tree) -> Iterator[str]:
-    """A line for each option that came (+), went (-), or has another default (~)."""
+def changed_options(old: Tree, new: Tree) -> Iterator[tuple[str, str]]:
+    """A name and a line for each option that came (+), went (-), or has another default (~)."""
     before, after = options(old), options(new)
     for name in sorted(before.keys() | after.keys()):
         if name not in before:
-            yield f"+ {name} = {after[name][:120]}"
+            yield name, f"+ {name} = {after[name][:120]}"
         elif name not in after:
-            yield f"- {name} = {before[name][:120]}"
+            yield name, f"- {name} = {before[name][:120]}"
         elif before[name] != after[name]:
-            yield f"~ {name}: {before[name][:160]} -> {after[name][:160]}"
+            yield name, f"~ {name}: {before[name][:160]} -> {after[name][:160]}"
+
+
+def words(package: Path, *files: str) -> set[str]:
+    """What stands in files of kvdepot: a table of options has no other words of such names."""
+    texts = (package.joinpath(file).read_text() for file in files)
+    return {word for text in texts for word in re.findall(r"\w+", text)}
 
 
 def uses(name: Name, package: Path) -> list[str]:
@@ -536,8 +547,11 @@ def main() -> int:
         if given.where and kind != "hooks":
             print(f"         {' '.join(uses(name, given.package))}")
     if given.options:
-        for line in changed_options(old, new):
-            print(f"option {line}")
+        judged = words(given.package, "option_tables.py", "variable_tables.py")
+        for name, line in changed_options(old, new):
+            is_known = line.startswith("-") or name.rpartition(".")[2] in judged
+            failed |= not is_known
+            print(f"option {line}" + ("" if is_known else "  (in no table)"))
     unlisted = imported(given.package) - {str(name) for name in names()} - {"vllm.envs"}
     for missing in sorted(unlisted):
         print(f"unlisted   {missing}")
