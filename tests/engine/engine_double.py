@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from identity.engines import look_at_models_here
-from vllm.config import KVTransferConfig, VllmConfig
+from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -121,10 +121,12 @@ class EngineDouble:
         batched_tokens: int = 64,
         prefix_caching: bool = True,
         drafter: int | None = None,
+        events: dict[str, Any] | None = None,
     ) -> None:
         """`groups` has one layer each; `transfer` is vLLM's --kv-transfer-config. `drafter` is the
-        number of the group with the layers of EAGLE or MTP, if there is one."""
-        config = vllm_config(directory, transfer, batched_tokens, prefix_caching)
+        number of the group with the layers of EAGLE or MTP, if there is one, and `events` are
+        vLLM's --kv-events-config."""
+        config = vllm_config(directory, transfer, batched_tokens, prefix_caching, events)
         config.parallel_config.distributed_executor_backend = "uni"
         names = [f"layer.{n}" for n in range(len(groups))]
         page = BLOCK * BYTES
@@ -335,7 +337,11 @@ class EngineDouble:
 
 
 def vllm_config(
-    directory: Path, transfer: dict[str, Any], batched_tokens: int, prefix_caching: bool
+    directory: Path,
+    transfer: dict[str, Any],
+    batched_tokens: int,
+    prefix_caching: bool,
+    events: dict[str, Any] | None = None,
 ) -> VllmConfig:
     """vLLM's configuration for a model of which there is no more than a config.json."""
     model = directory / "model"
@@ -366,6 +372,7 @@ def vllm_config(
         async_scheduling=False,
         enforce_eager=True,
         kv_transfer_config=KVTransferConfig(**transfer),
+        kv_events_config=events and KVEventsConfig(**events),
     )
     undo = look_at_models_here()
     try:

@@ -71,6 +71,7 @@ USED: dict[str, str] = {
     """,
     f"{OFFLOADING}.scheduler.GroupOffloadConfig": """
         S group_idx tokens_per_block tokens_per_chunk sliding_window_size_in_chunks is_eagle_group
+        kv_event_group_spec
     """,
     f"{OFFLOADING}.scheduler.RequestOffloadState": """
         S req req_context group_states transfer_jobs num_locally_computed_tokens
@@ -81,7 +82,9 @@ USED: dict[str, str] = {
         start_kv_transfers prepare_store_kv get_finished build_connector_worker_meta
         handle_preemptions
     """,
-    f"{OFFLOADING}.events.OffloadingEventsTracker": "S __init__ take_events reset",
+    f"{OFFLOADING}.events.OffloadingEventGroupSpec": """
+        S kv_cache_spec_kind kv_cache_spec_sliding_window
+    """,
     f"{V1}.multi_connector.MultiConnector": "B sub_connectors _connectors",
     "vllm.distributed.kv_transfer.get_kv_transfer_group": "W",
     "vllm.distributed.kv_transfer.has_kv_transfer_group": "W",
@@ -175,9 +178,14 @@ USED: dict[str, str] = {
     "vllm.v1.worker.gpu_worker.Worker": "W get_draft_model sleep wake_up discard",
     "vllm.device_allocator.cumem.CuMemAllocator": "W instance sleep discard",
     "vllm.distributed.kv_events.EventPublisherFactory": "S create",
-    "vllm.distributed.kv_events.ZmqEventPublisher": "S publish _service_replay _buffer",
-    "vllm.distributed.kv_events.BlockStored": "S __init__",
-    "vllm.distributed.kv_events.BlockRemoved": "S __init__",
+    "vllm.distributed.kv_events.ZmqEventPublisher": "S publish _service_replay _buffer _replay",
+    "vllm.distributed.kv_events.BlockStored": """
+        S __init__ block_hashes block_size medium group_idx kv_cache_spec_kind
+        kv_cache_spec_sliding_window locality ownership
+    """,
+    "vllm.distributed.kv_events.BlockRemoved": """
+        S __init__ block_hashes medium group_idx locality ownership
+    """,
     "vllm.distributed.kv_events.AllBlocksCleared": "S",
     "vllm.distributed.kv_events.KVEventBatch": "S __init__",
     # ---- descriptions of KV caches ---------------------------------------------------------------
@@ -228,7 +236,7 @@ USED: dict[str, str] = {
         B kv_connector_extra_config kv_load_failure_policy is_kv_consumer is_kv_producer
     """,
     "vllm.config.kv_events.KVEventsConfig": """
-        S enable_kv_cache_events replay_endpoint buffer_steps
+        S enable_kv_cache_events publisher replay_endpoint buffer_steps
     """,
     "vllm.envs.environment_variables": "B",
     "vllm.envs.VLLM_PLUGINS": "B",

@@ -24,6 +24,27 @@ from kvdepot.vllm.compat import OffloadKey
 _HASH_OF_KEY = itemgetter(slice(None, -4))
 
 
+# Of some 200 bytes each.
+HASHES = 1 << 18
+
+
+class Hashes:
+    """vLLM's hashes of blocks whose keys are made of more than the hash, of the latest `HASHES`."""
+
+    def __init__(self) -> None:
+        self._of: dict[bytes, bytes] = {}
+
+    def note(self, key: bytes, block_hash: bytes) -> None:
+        """A block of this hash is stored under this key."""
+        if len(self._of) >= HASHES and key not in self._of:
+            del self._of[next(iter(self._of))]
+        self._of[key] = block_hash
+
+    def of(self, key: bytes) -> bytes:
+        """The hash, as far as it is known; of most blocks it is the key. Any thread may ask."""
+        return self._of.get(key, key)
+
+
 @dataclass(frozen=True)
 class Beside:
     """What is added to the hashes of a request's blocks."""
@@ -35,6 +56,8 @@ class Beside:
     features: Sequence[Any] = ()
     """vLLM's list of the request's images and so on, in order; a session's may grow. Blocks that
     end behind the first token of the first one depend on `media`."""
+    hashes: Hashes | None = None
+    """Where the hashes of keys are noted that differ from them, if somebody wants them."""
 
     def key(self, block_hash: bytes, end_token: int | None) -> bytes:
         """The key of a block that ends at that token; None for a block whose place is unknown."""
@@ -46,7 +69,10 @@ class Beside:
             return block_hash
         # Both have a fixed length.
         parts = len(self.adapter).to_bytes(8, "little") + self.adapter + media
-        return hashlib.sha256(block_hash + parts).digest()
+        made = hashlib.sha256(block_hash + parts).digest()
+        if self.hashes is not None:
+            self.hashes.note(made, block_hash)
+        return made
 
     def keys(self, keys: Sequence[OffloadKey], positions: Mapping[OffloadKey, int]) -> list[bytes]:
         """The keys of blocks that vLLM names so; `positions` has the tokens that they end at."""
@@ -68,6 +94,8 @@ class Fingerprints:
         found = vllm_options.of(vllm_config)
         self._of_adapters = AdapterFingerprints(engine_weights.mode_of(weights))
         self._adapter_options = found.adapter
+        self.hashes: Hashes | None = None
+        """Where the hashes of keys are noted that differ from them; the connector sets it."""
         worker_calls.listen(vllm_config, self)
         self._media = b""
         if vllm_config.model_config.multimodal_config is not None:
@@ -82,7 +110,7 @@ class Fingerprints:
             adapter = options.digest_of([files, self._adapter_options]).encode()
         if not adapter and not self._media:
             return NOTHING
-        return Beside(adapter, self._media, request.mm_features)
+        return Beside(adapter, self._media, request.mm_features, self.hashes)
 
     def before_call(self, executor: Any, method: Any, arguments: Sequence[Any]) -> None:
         """An adapter that is loaded before its first request is identified before it is read."""

@@ -40,6 +40,9 @@ from kvdepot.vllm.compat import (
     has_kv_transfer_group,
     versions,
 )
+from kvdepot.vllm.compat import events as vllm_events
+from kvdepot.vllm.events import Events
+from kvdepot.vllm.faults import SafeNamespace
 from kvdepot.vllm.jobs import Group, Groups
 from kvdepot.vllm.manager import KvdepotManager
 from kvdepot.vllm.messages import KvdepotWorkerMetadata, RankGeometry
@@ -68,6 +71,7 @@ class KvdepotConnector(WatchingConnector):
     """
 
     connector_worker: Any
+    _events: Events | None = None
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         self._settings = _prepare(vllm_config)
@@ -92,7 +96,8 @@ class KvdepotConnector(WatchingConnector):
             if self.scheduler.config.blocks_per_chunk > 1:
                 self.manager.set_whole(self._is_whole)
             drafters.store_dropped_ends(self.scheduler)
-            self.manager.stored = self._memory_weights.stored
+            self._events = self._events_of(vllm_config)
+            self.manager.stored = self._note_stored
             self.manager.role = roles.of(vllm_config.kv_transfer_config)
             self.manager.probes.doubted = self._doubt_weights
             self._check_probes()
@@ -260,6 +265,36 @@ class KvdepotConnector(WatchingConnector):
                 namespace.digest.hex(),
             )  # fmt: skip
         return groups
+
+    def _events_of(self, vllm_config: Any) -> Events | None:
+        """What publishes KV events, where the engine does."""
+        config = self.scheduler.config
+        if not vllm_events.are_published(vllm_config):
+            return None
+        if config.blocks_per_chunk > 1:
+            logger.warning(
+                "kvdepot: no KV events are published of stored blocks, because a stored block has "
+                "%d of vLLM's blocks; omit block_size and blocks_per_chunk",
+                config.blocks_per_chunk,
+            )
+            return None
+        hashes = self._fingerprints.hashes = vllm_beside.Hashes()
+        groups = [vllm_events.described(group) for group in config.kv_group_configs]
+        manager, shared = self.manager, self._settings.shared
+        events = Events(manager.depot.raw, lambda: manager.hittable, groups, hashes, shared=shared)
+        vllm_events.on_publisher(events.start)
+        return events
+
+    def _note_stored(self, namespace: SafeNamespace, keys: list[bytes]) -> None:
+        self._memory_weights.stored(namespace, keys)
+        if self._events is not None:
+            self._events.stored(namespace.digest, keys)
+
+    def shutdown(self) -> None:
+        """Ends the KV events, and closes the depot or what copies its blocks."""
+        if self._events is not None:
+            self._events.stop()
+        super().shutdown()
 
     def _is_whole(self, key: OffloadKey, request: str) -> bool:
         """Whether vLLM still has every one of its blocks of a stored block."""

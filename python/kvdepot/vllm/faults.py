@@ -101,6 +101,11 @@ class SafeDepot:
         """Opens a namespace; wrong fields are an error here too, so that a start ends."""
         return SafeNamespace(self._depot.namespace(*args, **fields), self._faults)
 
+    @property
+    def raw(self) -> kvdepot.Depot:
+        """The depot itself, for threads beside the engine's path that handle errors."""
+        return self._depot
+
     def stats(self) -> Any | None:
         """The depot's, or None."""
         return self._faults.attempt("stats", None, self._depot.stats)
@@ -125,6 +130,11 @@ class SafeNamespace:
     def __init__(self, namespace: kvdepot.Namespace, faults: Faults) -> None:
         self._namespace = namespace
         self._faults = faults
+
+    @property
+    def raw(self) -> kvdepot.Namespace:
+        """The namespace itself, for threads beside the engine's path that handle errors."""
+        return self._namespace
 
     @property
     def digest(self) -> bytes:

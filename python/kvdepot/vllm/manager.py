@@ -160,6 +160,11 @@ class KvdepotManager(OffloadingManager):
         if self.probes.quarantined:
             self._groups = {}
 
+    @property
+    def hittable(self) -> Groups:
+        """The KV groups whose blocks are looked up now. Any thread may ask."""
+        return self._groups if self.role.loads and not self.withheld else {}
+
     def set_whole(self, whole: Callable[[OffloadKey, str], bool]) -> None:
         """`whole` says whether vLLM still has all its blocks of a request's stored block."""
         self._whole = whole
@@ -254,7 +259,7 @@ class KvdepotManager(OffloadingManager):
         self._patience.forget(request)
         self._tickets[ticket] = load
         self._prompts.begin_load(request, keys)
-        return self._placements(ticket, groups)
+        return Placements(ticket, self._socket, groups)
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """vLLM lets requests go on that wait for these blocks."""
@@ -346,7 +351,7 @@ class KvdepotManager(OffloadingManager):
             self._storing.update(dict.fromkeys(stored, ticket))
         if plan is not None:
             self.probes.offered(plan, keys, req_context, compared=bool(store.compared))
-        return PrepareStoreOutput(chosen, self._placements(ticket, groups), [])
+        return PrepareStoreOutput(chosen, Placements(ticket, self._socket, groups), [])
 
     def _storable(
         self, keys: Collection[OffloadKey], req_context: ReqContext, plan: Plan | None
@@ -566,9 +571,6 @@ class KvdepotManager(OffloadingManager):
         self._next_ticket += 1
         return self._next_ticket
 
-    def _placements(self, ticket: int, groups: list[GroupPlacements]) -> Placements:
-        return Placements(ticket, self._socket, groups)
-
     def _idents(self, keys: list[OffloadKey], req_context: ReqContext) -> list[Ident]:
         """Blocks of one KV group as kvdepot knows them."""
         names = self.beside(req_context.req_id).keys(keys, key_positions(req_context))
@@ -577,11 +579,9 @@ class KvdepotManager(OffloadingManager):
     def _by_group(self, keys: Collection[OffloadKey]) -> Iterator[tuple[Group, list[OffloadKey]]]:
         """Runs of keys of one group, in the order given."""
         for _, run in itertools.groupby(keys, GROUP_OF_KEY):
-            yield from self._known(list(run))
-
-    def _known(self, run: list[OffloadKey]) -> Iterator[tuple[Group, list[OffloadKey]]]:
-        if (group := self._groups.get(get_offload_group_idx(run[0]))) is not None:
-            yield group, run
+            members = list(run)
+            if (group := self._groups.get(get_offload_group_idx(members[0]))) is not None:
+                yield group, members
 
     def _count_step_without_groups(self) -> None:
         """The workers describe their KV caches with their first report; all do, or none will."""

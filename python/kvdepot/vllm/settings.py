@@ -134,7 +134,11 @@ SETTINGS = Schema(
     Setting(("spec_name",), _settings.ANY),
     # They would change what is stored in ways that kvdepot does not follow.
     Setting(("canonical_layout",), _settings.left_out("kvdepot stores each rank's own bytes")),
-    Setting(("self_describing_kv_events",), _settings.left_out("kvdepot publishes no KV events")),
+    # Events of blocks that others have stored, or an earlier run, could not have them.
+    Setting(
+        ("self_describing_kv_events",),
+        _settings.left_out("kvdepot does not store the tokens of blocks"),
+    ),
     # From 0.33 on: such a load cannot be reported as failed in a model with several KV groups.
     Setting(("sync_load_budget_bytes",), _settings.left_out("kvdepot loads between steps")),
 )
@@ -174,7 +178,7 @@ TIER_SETTINGS = Schema(
     # The connector of `kvdepot.vllm.tiering` writes it.
     Setting(("engine",), _settings.optional(_settings.text())),
     Setting(("engines",), _settings.optional(_settings.COUNT)),
-    Setting(("enable_kv_events",), _settings.left_out("kvdepot publishes no KV events")),
+    Setting(("enable_kv_events",), _settings.left_out("KvdepotTier publishes no KV events")),
 )
 
 
