@@ -421,3 +421,22 @@ def test_with_a_drafters_group_all_but_the_last_block_is_served(
     found = [engine.ask(one)[0] for one in asked]
     assert found == [(length // BLOCK - 1) * BLOCK for length in lengths]
     assert engine.faults == []
+
+
+def test_after_a_wake_up_blocks_have_the_names_that_they_had(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM tells connectors of both from 0.33 on."""
+    engine = engines.start(KINDS["full"])
+    asked = prompt(1, 200)
+    assert engine.ask(asked) == [0]
+    groups, mover = engine.connector.manager.hittable, engine.worker._half.mover
+    rested: list[str] = []
+    monkeypatch.setattr(mover, "rest", lambda: rested.append("rested"))
+    engine.worker.unregister_kv_caches()
+    assert rested == ["rested"]
+    geometry = engine.worker.get_handshake_metadata()
+    engine.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): geometry})
+    assert engine.connector.manager.hittable is groups
+    engine.reset(external=False)
+    assert engine.ask(asked) == [200 // BLOCK * BLOCK]
