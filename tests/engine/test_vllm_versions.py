@@ -6,9 +6,10 @@ import ast
 import contextlib
 import importlib
 import importlib.metadata
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import kvdepot
@@ -62,6 +63,16 @@ def test_a_version_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert "OffloadKey" in said
     assert versions.RANGE in said
     assert versions.ALLOWED not in said
+
+
+def test_a_version_without_kv_events_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one without any other name, though their module is another one."""
+    installed(monkeypatch, (0, 20, 0))
+    monkeypatch.setitem(sys.modules, "vllm.distributed.kv_events", ModuleType("kv_events"))
+    monkeypatch.delitem(sys.modules, "kvdepot.vllm.compat.events")
+    monkeypatch.delattr(compat, "events")
+    with pytest.raises(kvdepot.ConfigError, match=r"0\.20\.0.*AllBlocksCleared"):
+        importlib.reload(compat)
 
 
 def test_the_nearest_adapter_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,8 @@ try:
     from vllm.v1.kv_offload.config import OffloadingConfig
     from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
+    # It imports private names, too.
+    from kvdepot.vllm.compat import events
     from kvdepot.vllm.compat.internals import (
         configuration_of,
         cpu_isa,
@@ -135,6 +137,7 @@ __all__ = [
     "UniformTypeKVCacheSpecs",
     "configuration_of",
     "cpu_isa",
+    "events",
     "exclusive",
     "get_hash_fn_by_name",
     "get_kv_transfer_group",
