@@ -262,6 +262,14 @@ def test_only_the_latest_hashes_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [hashes.of(bytes([number])) for number in range(3)] == [b"\x00", b"hash", b"hash"]
 
 
+def test_a_hash_that_is_noted_again_is_one_of_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvdepot.vllm.beside.HASHES", 2)
+    hashes = Hashes()
+    for number in (0, 1, 0, 2):
+        hashes.note(bytes([number]), b"hash")
+    assert [hashes.of(bytes([number])) for number in range(3)] == [b"hash", b"\x01", b"hash"]
+
+
 @pytest.fixture
 def tiers(tmp_path: Path) -> Iterator[Engine]:
     settings = {

@@ -7,6 +7,7 @@ the adapter's files, nor the options that say how an adapter is applied and how 
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -24,7 +25,7 @@ from kvdepot.vllm.compat import OffloadKey
 _HASH_OF_KEY = itemgetter(slice(None, -4))
 
 
-# Of some 200 bytes each.
+# Of some 260 bytes each.
 HASHES = 1 << 18
 
 
@@ -32,13 +33,15 @@ class Hashes:
     """vLLM's hashes of blocks whose keys are made of more than the hash, of the latest `HASHES`."""
 
     def __init__(self) -> None:
-        self._of: dict[bytes, bytes] = {}
+        # The first of a plain dict is found slowly where others before it were deleted.
+        self._of: OrderedDict[bytes, bytes] = OrderedDict()
 
     def note(self, key: bytes, block_hash: bytes) -> None:
-        """A block of this hash is stored under this key."""
-        if len(self._of) >= HASHES and key not in self._of:
-            del self._of[next(iter(self._of))]
+        """A block of this hash is stored under this key. It is the latest one from now on."""
         self._of[key] = block_hash
+        self._of.move_to_end(key)
+        if len(self._of) > HASHES:
+            self._of.popitem(last=False)
 
     def of(self, key: bytes) -> bytes:
         """The hash, as far as it is known; of most blocks it is the key. Any thread may ask."""
