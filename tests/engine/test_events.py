@@ -232,6 +232,13 @@ def test_an_engine_that_looks_up_other_blocks_announces_those(engine: Engine) ->
     manager.withheld = False
     engine.agrees()
     assert len(engine.publisher.indexer.there()) == 8
+    # In doubt nothing is served.
+    manager.probes._state.doubtful = True
+    engine.settle()
+    assert engine.publisher.indexer.there() == set()
+    manager.probes._state.doubtful = False
+    engine.agrees()
+    assert len(engine.publisher.indexer.there()) == 8
     manager.reset_cache()
     engine.settle()
     assert engine.publisher.indexer.there() == set()

@@ -121,8 +121,7 @@ class KvdepotManager(OffloadingManager):
         self.alone = False  # Whether vLLM has no other connector; the connector says it.
         self.paused = False
         """Whether vLLM waits for its work to end: metrics are brought up to date afterwards."""
-        self.withheld = False
-        """Whether nothing is looked up or stored: vLLM holds KV of other weights."""
+        self.withheld = False  # Nothing is looked up or stored: vLLM holds KV of other weights.
         self.stored: Callable[[SafeNamespace, list[bytes]], None] = lambda namespace, keys: None
         """Called with what was stored."""
         self._steps_without_groups: int | None = 0
@@ -162,8 +161,9 @@ class KvdepotManager(OffloadingManager):
 
     @property
     def hittable(self) -> Groups:
-        """The KV groups whose blocks are looked up now. Any thread may ask."""
-        return self._groups if self.role.loads and not self.withheld else {}
+        """The KV groups whose blocks are looked up and served now. Any thread may ask."""
+        loads = self.role.loads and not self.withheld and not self.probes.doubtful
+        return self._groups if loads else {}
 
     def set_whole(self, whole: Callable[[OffloadKey, str], bool]) -> None:
         """`whole` says whether vLLM still has all its blocks of a request's stored block."""
