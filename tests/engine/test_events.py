@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +14,19 @@ import pytest
 
 pytest.importorskip("vllm")
 
-import msgspec
 from engine_double import BLOCK, full
-from engine_events import GROUP, Indexer, Published, SimulatedDepot, replayed
-from engine_manager import MANY, Clock, World, context, key
+from engine_events import (
+    DEADLINE_SECONDS,
+    Engine,
+    History,
+    Indexer,
+    Published,
+    engine,
+    keys,
+    replayed,
+    unpaced,
+)
+from engine_manager import MANY, key
 from kvdepot.vllm import events as kvdepot_events
 from kvdepot.vllm.beside import Beside, Hashes
 from kvdepot.vllm.compat import events as vllm_events
@@ -31,80 +41,9 @@ from vllm.distributed.kv_events import (
 )
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
-__all__ = ["engines", "service"]
+__all__ = ["engine", "engines", "service", "unpaced"]
 
 pytestmark = pytest.mark.integration
-
-
-class Engine:
-    """A manager over a depot, and the events of it."""
-
-    def __init__(self, depot: kvdepot.Depot | None = None, *, shared: bool = False) -> None:
-        self.world = World(1, depot, shared=shared)
-        self.publisher = Published()
-        self.clock = Clock()
-        self.hashes = Hashes()
-        self.shared = shared
-        self.events = self.follow(self.publisher)
-
-    def follow(self, publisher: Any) -> Events:
-        manager = self.world.manager
-        self.events = Events(
-            self.world.depot,
-            lambda: manager.hittable,
-            [GROUP],
-            self.hashes,
-            shared=self.shared,
-            clock=self.clock.monotonic,
-        )
-        self.events.use(publisher)
-        manager.stored = lambda namespace, keys: self.events.stored(namespace.digest, keys)
-        return self.events
-
-    @property
-    def namespace(self) -> kvdepot.Namespace:
-        return self.world.manager.hittable[0].namespace.raw
-
-    def store(self, *blocks: Any, request: str = "store") -> int:
-        """Store blocks whole; how many were accepted."""
-        count = self.world.store(*blocks, request=request)
-        self.world.manager.on_request_finished(context(request, *blocks))
-        return count
-
-    def settle(self) -> None:
-        """Rounds, until nothing is left to be listed."""
-        events = self.events
-        for _ in range(1000):
-            events.round()
-            waits = events._listings or events._stores or events._list_again
-            if not waits and events._clears == events._clears_seen:
-                return
-        raise AssertionError("the listing does not end")
-
-    def stored(self) -> set[tuple[int, str, Any]]:
-        """What an indexer should have."""
-        keys = list(dict.fromkeys(each for each, _ in self.namespace.blocks()))
-        tiers = self.namespace.where(keys) if keys else []
-        return {
-            (GROUP.number, f"kvdepot:{tier}", maybe_convert_block_hash(self.hashes.of(each)))
-            for each, tier in zip(keys, tiers, strict=True)
-            if tier is not None
-        }
-
-    def agrees(self) -> None:
-        self.settle()
-        assert self.publisher.indexer.there() == self.stored()
-
-
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    made = Engine()
-    yield made
-    made.world.close()
-
-
-def keys(name: str, count: int) -> list[Any]:
-    return [key(f"{name} {number}") for number in range(count)]
 
 
 def test_what_is_stored_and_evicted_is_published(engine: Engine) -> None:
@@ -210,16 +149,9 @@ def test_who_asks_for_batches_that_are_not_kept_hears_of_all_blocks_again(engine
     engine.agrees()
     assert engine.publisher.indexer.batches == batches, "the first that is wanted is kept"
     replay.recv_multipart()
-    late = Indexer()
-    since = len(engine.publisher._buffer)
     engine.agrees()
     assert engine.publisher.indexer.batches > batches
-    for _, batch in engine.publisher._buffer[since:]:
-        _, events, *_ = msgspec.msgpack.decode(batch)
-        for event in events:
-            if event["type"] == "BlockStored":
-                late._apply(event)
-    assert late.there() == engine.stored()
+    assert engine.publisher.stored_since(batches) == engine.stored()
 
 
 def test_an_engine_that_looks_up_other_blocks_announces_those(engine: Engine) -> None:
@@ -292,6 +224,9 @@ def test_a_block_that_moves_has_another_tier(tiers: Engine) -> None:
     assert tiers.store(*keys("a", 8)) == 8
     tiers.agrees()
     assert {owner for _, owner, _ in tiers.publisher.indexer.there()} == {"kvdepot:Cache"}
+    # The first listing that is due has no counters to compare.
+    tiers.clock.now += 2 * kvdepot_events.OWN_SECONDS
+    tiers.agrees()
     tiers.world.depot.drain()
     for _ in range(3):
         tiers.world.fill_up()
@@ -302,24 +237,35 @@ def test_a_block_that_moves_has_another_tier(tiers: Engine) -> None:
     tiers.agrees()
     owners = {owner for _, owner, _ in tiers.publisher.indexer.there()}
     assert owners == {"kvdepot:Cache", "kvdepot:Dax"}
+    tiers.clock.now += 2 * kvdepot_events.OWN_SECONDS
+    tiers.events.round()
+    assert not tiers.events._listings, "nothing has moved"
 
 
 def test_what_another_engine_of_a_server_stores_is_found(service: Service) -> None:
-    engine = Engine(kvdepot.open(service.address, {"lanes": 1}), shared=True)
+    depot, client = (kvdepot.open(service.address, {"lanes": 1}) for _ in range(2))
+    engine = Engine(depot, client=client)
     other = service.engine()
     try:
         engine.agrees()
+        # The first listing that is due has no counters to compare.
+        engine.clock.now += 2 * kvdepot_events.SHARED_SECONDS
+        engine.agrees()
         assert other.store(*keys("a", 8)) == 8
         engine.settle()
-        # Only a listing tells.
+        assert engine.publisher.indexer.there() == set(), "only a listing tells"
         engine.clock.now += 2 * kvdepot_events.SHARED_SECONDS
         engine.agrees()
         assert len(engine.publisher.indexer.there()) == 8
         engine.namespace.remove([each[:32] for each in keys("a", 4)])
         engine.agrees()
         assert len(engine.publisher.indexer.there()) == 4
+        engine.events.stop()
+        assert client.closed
+        assert not depot.closed
     finally:
         other.close()
+        client.close()
         engine.world.close()
 
 
@@ -330,27 +276,46 @@ def test_an_error_of_the_depot_delays_events(
     warned: list[str] = []
     logger = SimpleNamespace(warning=lambda text, *args: warned.append(text % args))
     monkeypatch.setattr(kvdepot_events, "logger", logger)
-    waits: list[float] = []
-    rounds = iter([kvdepot.Error("no answer"), OSError("no answer"), None])
+    errors = [kvdepot.Error("no answer"), OSError("no answer")]
 
-    def fails() -> float:
-        if (error := next(rounds)) is not None:
-            raise error
-        raise kvdepot.ClosedError("closed")
+    def fails() -> None:
+        if errors:
+            raise errors.pop()
+        follow()
+
+    follow = engine.events._follow
+    monkeypatch.setattr(engine.events, "_follow", fails)
+    assert engine.store(*keys("a", 8)) == 8
+    engine.events._stores.clear()
+    waits = [engine.events.round() for _ in range(2)]
+    assert waits == [kvdepot_events.RETRY_SECONDS] * 2
+    assert len(warned) == 1, "once a minute"
+    engine.agrees()
+
+
+def test_batches_are_paced(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine.store(*keys("a", 8)) == 8
+    monkeypatch.setattr(kvdepot_events, "BATCHES_PER_SECOND", 100)
+    monkeypatch.setattr(kvdepot_events, "BATCH", 4)
+    engine.publisher = Published()
+    events = engine.follow(engine.publisher)
+    waits: list[float] = []
 
     def wait(seconds: float) -> bool:
         waits.append(seconds)
+        engine.clock.now += seconds
         return False
 
-    monkeypatch.setattr(engine.events, "round", fails)
-    monkeypatch.setattr(engine.events._stop, "wait", wait)
-    assert engine.store(*keys("a", 8)) == 8
-    engine.events._stores.clear()
-    engine.events._run()
-    assert waits == [0.0, kvdepot_events.RETRY_SECONDS, kvdepot_events.RETRY_SECONDS]
-    assert len(warned) == 1, "once a minute"
-    monkeypatch.undo()
-    engine.agrees()
+    monkeypatch.setattr(events._stop, "wait", wait)
+    # What is waited for is not rested from.
+    assert events.round() == kvdepot_events.ROUND_SECONDS / 10
+    assert waits == pytest.approx([0.0, 0.01, 0.01, 0.01])
+    assert len(engine.publisher.indexer.there()) == 8
+    # The engine ends in the middle.
+    assert engine.store(*keys("b", 8)) == 8
+    monkeypatch.setattr(events._stop, "wait", lambda seconds: True)
+    events.round()
+    assert len(engine.publisher.indexer.there()) == 8
 
 
 def test_an_indexer_has_what_the_depot_has(
@@ -381,100 +346,6 @@ def test_an_indexer_has_what_the_depot_has(
         if drawn.random() < 0.2:
             engine.agrees()
     engine.agrees()
-
-
-class History:
-    """A random one, of an engine over a depot that changes while it is asked."""
-
-    def __init__(self, seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.drawn = random.Random(seed)
-        for name, values in {"PAGE": (3, 7, 50), "BATCH": (2, 6, 20)}.items():
-            monkeypatch.setattr(kvdepot_events, name, self.drawn.choice(values))
-        self.depot: Any = SimulatedDepot(self.drawn, 4)
-        # A namespace is always of one group.
-        self.uses: dict[int, int] = {0: 0, 1: 1}
-        self.clock = Clock()
-        self.hashes = Hashes()
-        self.publisher = Published()
-        groups = [GROUP, GROUP._replace(number=1)]
-        self.events = Events(
-            self.depot,
-            lambda: {number: SimpleNamespace(namespace=one) for number, one in self.used()},
-            groups,
-            self.hashes,
-            shared=True,
-            clock=self.clock.monotonic,
-        )
-        self.events.use(self.publisher)
-        self.depot.others = self.change_some
-        self.keys = [bytes([number]) * 32 for number in range(40)]
-        for each in self.keys[20:]:
-            self.hashes.note(each, b"hash" + each[4:])
-
-    def used(self) -> list[tuple[int, Any]]:
-        namespaces = list(self.depot.namespaces.values())
-        return [(number, namespaces[of]) for number, of in self.uses.items()]
-
-    def change_some(self) -> None:
-        for _ in range(self.drawn.choice([0, 0, 1, 3])):
-            self.change()
-
-    def change(self) -> None:
-        drawn = self.drawn
-        namespace = drawn.choice(list(self.depot.namespaces.values()))
-        each, tier = drawn.choice(self.keys), drawn.choice(self.depot.tiers)
-        match drawn.choices(range(10), [35, 25, 25, 10, 2, 1, 2, 2, 10, 10])[0]:
-            case 0:
-                namespace.put(each, tier)
-                self.events.stored(namespace.digest, [each])
-            case 1:
-                # By another engine, or moved.
-                namespace.put(each, tier)
-            case 2:
-                namespace.drop(each, tier)
-            case 3:
-                for one in self.depot.tiers:
-                    namespace.drop(each, one)
-            case 4:
-                self.publisher.publish(KVEventBatch(ts=0.0, events=[AllBlocksCleared()]))
-            case 5:
-                self.uses = drawn.choice([{0: 0, 1: 1}, {0: 2, 1: 1}, {}, {0: 0, 1: 3}])
-            case 6:
-                self.depot.loses = True
-            case 7:
-                self.events._lost.set()
-            case 8:
-                # It is known no longer, as it is not one of the latest.
-                self.hashes._of.pop(each, None)
-            case 9:
-                self.hashes.note(each, b"hash" + each[4:])
-
-    def rounds(self, count: int) -> None:
-        for _ in range(count):
-            try:
-                self.events.round()
-            except kvdepot.Error:
-                self.events._begin_listing()
-
-    def rest(self) -> None:
-        """Nothing changes until all is published."""
-        self.depot.others, self.depot.failing = lambda: None, 0.0
-        for _ in range(3):
-            due = max(self.events._next_listing, self.events._next_repeat)
-            self.clock.now = max(self.clock.now, due) + 1
-            self.rounds(100)
-        wanted = set()
-        for number, namespace in self.used():
-            said = self.events._used[namespace.digest].said
-            for each, tiers in namespace.blocks.items():
-                if tiers:
-                    named = maybe_convert_block_hash(said.get(each, each))
-                    wanted.add((number, f"kvdepot:{min(tiers)}", named))
-        assert self.publisher.indexer.there() == wanted
-        batches = self.publisher.indexer.batches
-        self.rounds(3)
-        assert self.publisher.indexer.batches == batches
-        self.depot.others = self.change_some
 
 
 def test_an_indexer_follows_a_depot_that_changes_while_it_is_asked(
@@ -538,25 +409,54 @@ def test_vllms_publisher_keeps_them_for_a_subscriber_that_comes_later(engine: En
         publisher.shutdown()
 
 
+def serve(engines: Engines, number: int, **settings: Any) -> Events:
+    """An engine serves a prompt; a subscriber hears of all its blocks, and the engine ends."""
+    name = f"inproc://kvdepot-{id(engines)}-{number}"
+    config = {
+        "enable_kv_cache_events": True,
+        "endpoint": f"{name}-events",
+        "replay_endpoint": f"{name}-replay",
+    }
+    engine = engines.start([full()], engine={"events": config}, **settings)
+    engine.ask(prompt(1, 200))
+    manager, events = engine.connector.manager, engine.connector._events
+    namespace = manager.hittable[0].namespace.opened_by(manager.depot.raw)
+    wanted = {maybe_convert_block_hash(each) for each, _ in namespace.blocks()}
+    assert len(wanted) >= 200 // BLOCK
+    there: set[Any] = set()
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while there != wanted:
+        assert time.monotonic() < deadline, "not all blocks are published"
+        indexer = Indexer()
+        for batch in replayed(f"{name}-replay", 0, 1):
+            indexer.hear(batch)
+        there = {one for _, _, one in indexer.there()}
+    assert events._thread.is_alive()
+    engine.scheduler.kv_event_publisher.shutdown()
+    engines.stop()
+    assert not events._thread.is_alive()
+    return events
+
+
 def test_an_engine_publishes_what_it_has_stored(engines: Engines) -> None:
-    asked = prompt(1, 200)
+    # The second finds what the first has stored.
     for number in range(2):
-        # The second finds what the first has stored.
-        name = f"inproc://kvdepot-{id(engines)}-{number}"
-        config = {
-            "enable_kv_cache_events": True,
-            "endpoint": f"{name}-events",
-            "replay_endpoint": f"{name}-replay",
-        }
-        engine = engines.start([full()], engine={"events": config})
-        engine.ask(asked)
-        namespace = engine.connector.manager.hittable[0].namespace.raw
-        wanted = {maybe_convert_block_hash(each) for each, _ in namespace.blocks()}
-        assert len(wanted) >= 200 // BLOCK
-        there: set[Any] = set()
-        while there != wanted:
-            indexer = Indexer()
-            for batch in replayed(f"{name}-replay", 0, 1):
-                indexer.hear(batch)
-            there = {one for _, _, one in indexer.there()}
-        engine.scheduler.kv_event_publisher.shutdown()
+        serve(engines, number)
+
+
+def test_beside_a_server_events_have_a_connection_of_their_own(
+    engines: Engines, service: Service
+) -> None:
+    opened: list[kvdepot.Depot] = []
+    connect = kvdepot.open
+
+    def connected(*args: Any) -> kvdepot.Depot:
+        opened.append(connect(*args))
+        return opened[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kvdepot, "open", connected)
+        events = serve(engines, 0, pipeline=service.address)
+    _, own = opened
+    assert events._depot is own
+    assert own.closed

@@ -46,7 +46,7 @@ from kvdepot.vllm.faults import SafeNamespace
 from kvdepot.vllm.jobs import Group, Groups
 from kvdepot.vllm.manager import KvdepotManager
 from kvdepot.vllm.messages import KvdepotWorkerMetadata, RankGeometry
-from kvdepot.vllm.spec import KvdepotSpec
+from kvdepot.vllm.spec import KvdepotSpec, open_service
 from kvdepot.vllm.watching import WatchingConnector
 from kvdepot.vllm.weights import Weights
 from kvdepot.vllm.worker import KvdepotConnectorWorker
@@ -280,8 +280,12 @@ class KvdepotConnector(WatchingConnector):
             return None
         hashes = self._fingerprints.hashes = vllm_beside.Hashes()
         groups = [vllm_events.described(group) for group in config.kv_group_configs]
-        manager, shared = self.manager, self._settings.shared
-        events = Events(manager.depot.raw, lambda: manager.hittable, groups, hashes, shared=shared)
+        manager, settings = self.manager, self._settings
+        depot = manager.depot.raw
+        if settings.shared:
+            # A client makes one call at a time, and the scheduler's must not wait for a listing's.
+            depot = open_service(settings.pipeline, settings.depot | {"lanes": 1})
+        events = Events(depot, lambda: manager.hittable, groups, hashes, shared=settings.shared)
         vllm_events.on_publisher(events.start)
         return events
 

@@ -5,6 +5,7 @@ in rounds what has left all tiers, and looks up in which tier the blocks are tha
 stored. What the depot cannot tell (what was there at the start, what others store, moves between
 tiers, changes that were too many to be kept) is found by listing the namespaces, and the listing is
 compared with what is announced already: no block is announced twice, since an indexer may count.
+An error ends a round, not a listing: its next part is tried again, and another listing follows.
 
 The order within a round makes it right. What has left is asked for first, so a block that is looked
 up or listed afterwards and is there was stored after that, and its next removal is in a later
@@ -30,6 +31,7 @@ from kvdepot.vllm.compat import events as vllm_events
 from kvdepot.vllm.compat.events import Described
 from kvdepot.vllm.faults import ERRORS
 from kvdepot.vllm.jobs import Groups
+from kvdepot.vllm.tiers import INDEXED
 
 logger = init_logger("vllm.kvdepot.events")
 
@@ -44,10 +46,16 @@ REMOVALS = 1 << 18
 # engine's steps need the interpreter, too.
 PAGE = 1024
 REST = 4
-# Hashes in a batch, and batches a second while much is published: subscribers keep up, and vLLM's
-# replay buffer (10,000 batches) has all of it.
+# How often a listing tries its pages, `RETRY_SECONDS` apart, before it does without the rest of
+# them: a host may be silent for hours.
+TRIES = 30
+# Hashes in a batch, and batches a second: subscribers keep up, and vLLM's replay buffer (10,000
+# batches) has all of it.
 BATCH = 1024
 BATCHES_PER_SECOND = 200
+# Blocks that are looked up at a time where a tier may answer late: one that it does not answer for
+# in time is taken for gone.
+LATE_BATCH = 32
 
 # The depot is listed again, if it has changed, after this time and after 20 times what the last
 # listing took. Only a listing finds what other engines of a server store.
@@ -75,17 +83,22 @@ class Announced:
 
     group: Described
     namespace: kvdepot.Namespace
-    tiers: dict[str, set[bytes]] = field(default_factory=dict)
+    tiers: dict[bytes, str] = field(default_factory=dict)
+    """By key, the tier that a block is announced in."""
+    unseen: dict[bytes, str] = field(default_factory=dict)
+    """The same, of blocks that the listing in progress has not found. Without one it is empty."""
     said: dict[bytes, bytes] = field(default_factory=dict)
     """Of announced blocks, the hashes that are not their keys."""
 
     def tier_of(self, key: bytes) -> str | None:
         """The tier that a block is announced in."""
-        return next((tier for tier, keys in self.tiers.items() if key in keys), None)
+        return self.tiers.get(key) or self.unseen.get(key)
 
-    def every(self) -> set[bytes]:
-        """All announced blocks."""
-        return set().union(*self.tiers.values())
+    def see(self, keys: Iterable[bytes]) -> None:
+        """The listing in progress has found these blocks."""
+        for key in keys:
+            if (tier := self.unseen.pop(key, None)) is not None:
+                self.tiers[key] = tier
 
     def add(self, tier: str, keys: Sequence[bytes], hashes: Hashes) -> list[bytes]:
         """Announce blocks. Returns their hashes."""
@@ -93,15 +106,18 @@ class Announced:
             # As it is called in one tier, it is called in the next.
             if (found := hashes.of(key)) != key and self.tier_of(key) is None:
                 self.said[key] = found
-        self.tiers.setdefault(tier, set()).update(keys)
+            self.unseen.pop(key, None)
+            self.tiers[key] = tier
         return [self.said.get(key, key) for key in keys]
 
     def drop(self, tier: str, keys: Sequence[bytes]) -> list[bytes]:
-        """Announce blocks no longer. Returns their hashes."""
-        self.tiers.setdefault(tier, set()).difference_update(keys)
+        """Announce blocks no longer in a tier. Returns their hashes."""
         found = [self.said.get(key, key) for key in keys]
-        for key in keys if self.said else ():
-            if self.tier_of(key) is None:
+        for key in keys:
+            # One that has moved is announced in another tier already.
+            if self.tier_of(key) == tier:
+                self.tiers.pop(key, None)
+                self.unseen.pop(key, None)
                 self.said.pop(key, None)
         return found
 
@@ -111,11 +127,13 @@ class Listing:
     """A namespace that is compared with what is announced of it."""
 
     used: Announced
-    unseen: set[bytes]
-    """Announced blocks that have not been found."""
     repeats: bool
     """Whether what is announced is announced again: a subscriber has missed events."""
     cursor: bytes | None = None
+    ended: bool = False
+    """Whether there are no more pages."""
+    failed: int = 0
+    """How often a page could not be read."""
 
 
 class Events:
@@ -132,16 +150,22 @@ class Events:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`groups` are the KV groups that are looked up now, and `hashes` are vLLM's hashes of
-        blocks whose keys differ from them. A `shared` depot is a server's."""
+        blocks whose keys differ from them. A `shared` depot is a server's, and `depot` is a client
+        for events alone, which `stop` closes."""
         self._depot = depot
         self._groups = groups
         self._described = {group.number: group for group in described}
         self._hashes = hashes
         self._shared = shared
         self._clock = clock
+        self._late = any(tier not in INDEXED for tier in depot.tiers)
         # Held while something is published, so that the order of the batches is known.
         self._lock = threading.Lock()
+        # None before anybody listens, and after the thread's end: nothing is kept for it then.
         self._publish: Callable[[Sequence[Any]], None] | None = None
+        # When the next batch may be published, and how long this round has waited for that.
+        self._next_batch = 0.0
+        self._paced = 0.0
         # How often indexers were told to forget all blocks of this engine, and what of it is known.
         self._clears = 0
         self._clears_seen = 0
@@ -175,10 +199,12 @@ class Events:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)
+        if self._shared:
+            self._depot.close()
 
     def stored(self, digest: bytes, keys: list[bytes]) -> None:
         """This engine has stored blocks of a namespace."""
-        if keys:
+        if keys and self._publish is not None:
             self._stores.append((digest, keys))
 
     def _around(self, publish: Callable[[], None], clears: bool) -> None:
@@ -190,95 +216,103 @@ class Events:
 
     def _run(self) -> None:
         wait = 0.0
-        while not self._stop.wait(wait):
-            try:
+        try:
+            while not self._stop.wait(wait):
                 wait = self.round()
-            except kvdepot.ClosedError:
-                return
-            except RuntimeError as error:
-                # vLLM closes its publisher before its connectors.
-                logger.info("kvdepot: KV events end: %s", error)
-                return
-            except ERRORS as error:
-                self._say(error)
-                self._begin_listing()
-                wait = RETRY_SECONDS
+        except (kvdepot.ClosedError, RuntimeError) as error:
+            # vLLM closes its publisher before its connectors.
+            logger.info("kvdepot: KV events end: %s", error)
+        except Exception:
+            logger.exception(
+                "kvdepot: KV events have ended after an internal error; restart the engine to "
+                "publish events again"
+            )
+        finally:
+            self._publish = None
+            self._stores.clear()
 
     def round(self) -> float:
-        """Publish what has changed, and a page of a listing. Returns the seconds to wait."""
-        began = self._clock()
+        """Publish what has changed, and a part of a listing. Returns the seconds to wait."""
+        try:
+            return self._round()
+        except kvdepot.ClosedError:
+            raise
+        except ERRORS as error:
+            self._say(error)
+            # It finds what was read in this round and is not published.
+            self._list_again = True
+            return RETRY_SECONDS
+
+    def _round(self) -> float:
+        began, self._paced = self._clock(), 0.0
         with self._lock:
             clears = self._clears
         if clears != self._clears_seen:
             self._forget_all()
             self._clears_seen = clears
-        batches = self._follow()
+        self._follow()
         rows, incomplete = self._depot.removed_blocks(REMOVALS)
         self._list_again |= incomplete
-        batches += self._left_all(rows)
+        self._left_all(rows)
         for _ in range(len(self._stores)):
             digest, keys = self._stores.popleft()
             if digest in self._used:
-                batches += self._found(self._used[digest], list(dict.fromkeys(keys)))
+                self._found(self._used[digest], list(dict.fromkeys(keys)))
         self._list_if_due()
-        pause = ROUND_SECONDS
-        if self._listings:
-            batches += self._page(self._listings[0])
-            # A slow tier is not waited for by the interpreter.
-            rest = min(REST * (self._clock() - began), RETRY_SECONDS)
-            pause = max(pause / 10, rest)
-        return max(pause, batches / BATCHES_PER_SECOND)
+        if not self._listings:
+            return ROUND_SECONDS
+        self._list(self._listings[0])
+        # A slow tier is not waited for by the interpreter.
+        rest = min(REST * (self._clock() - began - self._paced), RETRY_SECONDS)
+        return max(ROUND_SECONDS / 10, rest)
 
-    def _follow(self) -> int:
+    def _follow(self) -> None:
         """Use the namespaces that the engine uses: it could not load what is in others."""
         groups = self._groups()
         wanted = {group.namespace.digest: (number, group) for number, group in groups.items()}
-        batches = 0
         for digest in [digest for digest in self._used if digest not in wanted]:
             used = self._used.pop(digest)
-            batches += self._left(used, used.every())
+            self._left(used, [*used.tiers, *used.unseen])
             self._listings = deque(one for one in self._listings if one.used is not used)
         for digest, (number, group) in wanted.items():
             if digest not in self._used:
-                used = Announced(self._described[number], group.namespace.raw)
-                self._used[digest] = used
+                namespace = group.namespace.opened_by(self._depot)
+                used = self._used[digest] = Announced(self._described[number], namespace)
                 if not self._listings:
                     self._listing_began = self._clock()
-                self._listings.append(Listing(used, set(), repeats=False))
-        return batches
+                self._listings.append(Listing(used, repeats=False))
 
     def _forget_all(self) -> None:
         """Indexers have dropped all blocks of this engine, those in the depot too."""
         for used in self._used.values():
-            used.tiers.clear()
-            used.said.clear()
+            used.tiers, used.unseen, used.said = {}, {}, {}
         self._begin_listing()
 
     # ---- what has changed -----------------------------------------------------------------------
 
-    def _left_all(self, rows: Iterable[tuple[bytes, bytes, int]]) -> int:
+    def _left_all(self, rows: Iterable[tuple[bytes, bytes, int]]) -> None:
         """Blocks of any namespaces that are in no tier."""
         by_digest: dict[bytes, list[bytes]] = {}
         for digest, key, _ in rows:
             if digest in self._used:
                 by_digest.setdefault(digest, []).append(key)
-        return sum(self._left(self._used[digest], keys) for digest, keys in by_digest.items())
+        for digest, keys in by_digest.items():
+            self._left(self._used[digest], keys)
 
-    def _left(self, used: Announced, keys: Iterable[bytes]) -> int:
+    def _left(self, used: Announced, keys: Iterable[bytes]) -> None:
         """Blocks that cannot be loaded any more."""
         tiers = ((key, used.tier_of(key)) for key in keys)
-        return self._send(used, [Change(key, tier, stored=False) for key, tier in tiers if tier])
+        self._send(used, (Change(key, tier, stored=False) for key, tier in tiers if tier))
 
-    def _found(self, used: Announced, keys: Sequence[bytes], *, repeats: bool = False) -> int:
+    def _found(self, used: Announced, keys: Sequence[bytes], *, repeats: bool = False) -> None:
         """Blocks that were there at some time: announce those that are there now."""
-        batches = 0
         # With a removal for each, they fit into one batch.
         for start in range(0, len(keys), BATCH // 2):
             some = keys[start : start + BATCH // 2]
             before: list[Change] = []
             stored: list[Change] = []
             after: list[Change] = []
-            for key, tier in zip(some, used.namespace.where(some), strict=True):
+            for key, tier in zip(some, self._where(used, some), strict=True):
                 known = used.tier_of(key)
                 if tier is None or (tier == known and not repeats):
                     continue
@@ -289,8 +323,14 @@ class Events:
                     removals.append(Change(key, known, stored=False))
             for changes in (before, stored, after):
                 changes.sort(key=TIER)
-            batches += self._send(used, before + stored + after)
-        return batches
+            self._send(used, before + stored + after)
+
+    def _where(self, used: Announced, keys: Sequence[bytes]) -> list[str | None]:
+        """The uppermost tiers of blocks."""
+        each = LATE_BATCH if self._late else BATCH
+        starts = range(0, len(keys), each)
+        found = (used.namespace.where(keys[start : start + each]) for start in starts)
+        return list(itertools.chain.from_iterable(found))
 
     # ---- listings -------------------------------------------------------------------------------
 
@@ -313,34 +353,53 @@ class Events:
                 self._next_listing = now + SHARED_SECONDS
 
     def _begin_listing(self, *, repeats: bool = False) -> None:
-        """Compare all namespaces with what is announced."""
+        """Compare all namespaces with what is announced. No listing is in progress."""
         self._list_again = False
         self._listing_began = self._clock()
-        used = self._used.values()
-        self._listings = deque(Listing(one, one.every(), repeats) for one in used)
+        for used in self._used.values():
+            used.tiers, used.unseen = {}, used.tiers
+        self._listings = deque(Listing(used, repeats) for used in self._used.values())
 
-    def _page(self, listing: Listing) -> int:
-        """The next blocks of a listing; after the last, announced ones that are not there."""
+    def _list(self, listing: Listing) -> None:
+        """A page of a listing; after the last, some announced blocks that were in none."""
         used = listing.used
-        page, listing.cursor = used.namespace.blocks_page(listing.cursor, PAGE)
+        if not listing.ended:
+            self._list_page(listing)
+        else:
+            # Gone, or stored while the listing went on.
+            some = [used.unseen.popitem() for _ in range(min(PAGE, len(used.unseen)))]
+            used.tiers.update(some)
+            keys = [key for key, _ in some]
+            pairs = zip(keys, self._where(used, keys), strict=True)
+            self._left(used, [key for key, tier in pairs if tier is None])
+        if not listing.ended or used.unseen:
+            return
+        self._listings.popleft()
+        if not self._listings:
+            now = self._clock()
+            least = SHARED_SECONDS if self._shared else OWN_SECONDS
+            self._next_listing = now + max(least, LISTING_SHARE * (now - self._listing_began))
+
+    def _list_page(self, listing: Listing) -> None:
+        """The next blocks of a listing."""
+        used = listing.used
+        try:
+            page, cursor = used.namespace.blocks_page(listing.cursor, PAGE)
+        except ERRORS:
+            listing.failed += 1
+            if listing.failed < TRIES:
+                raise
+            # What is announced is looked up all the same, and the pages are for another listing.
+            listing.ended = True
+            if listing.repeats:
+                self._lost.set()
+            return
         # In two tiers it may be listed twice.
         keys = list(dict.fromkeys(key for key, _ in page))
-        listing.unseen.difference_update(keys)
-        batches = self._found(used, keys, repeats=listing.repeats)
-        if listing.cursor is None:
-            # Gone, or stored while the listing went on.
-            missing = list(listing.unseen)
-            for start in range(0, len(missing), PAGE):
-                some = missing[start : start + PAGE]
-                pairs = zip(some, used.namespace.where(some), strict=True)
-                batches += self._left(used, [key for key, tier in pairs if tier is None])
-            self._listings.popleft()
-            if not self._listings:
-                now = self._clock()
-                least = SHARED_SECONDS if self._shared else OWN_SECONDS
-                took = LISTING_SHARE * (now - self._listing_began)
-                self._next_listing = now + max(least, took)
-        return batches
+        used.see(keys)
+        self._found(used, keys, repeats=listing.repeats)
+        # Not before: after an error, the page is read again.
+        listing.cursor, listing.ended = cursor, cursor is None
 
     def _counted(self) -> Any:
         """What is other where blocks have come, gone or moved."""
@@ -349,19 +408,20 @@ class Events:
 
     # ---- publishing -----------------------------------------------------------------------------
 
-    def _send(self, used: Announced, changes: Sequence[Change]) -> int:
-        """Publish changes in their order. Returns the number of batches."""
-        batches = 0
-        for start in range(0, len(changes), BATCH):
+    def _send(self, used: Announced, changes: Iterable[Change]) -> None:
+        """Publish changes in their order."""
+        changes = iter(changes)
+        while some := list(itertools.islice(changes, BATCH)):
+            wait = max(0.0, self._next_batch - self._clock())
+            self._paced += wait
+            if self._stop.wait(wait):
+                return
+            self._next_batch = self._clock() + 1 / BATCHES_PER_SECOND
             with self._lock:
-                if self._clears != self._clears_seen:
+                if self._publish is None or self._clears != self._clears_seen:
                     # All is announced again in the next round.
-                    break
-                events = list(self._events_of(used, changes[start : start + BATCH]))
-                if self._publish is not None:
-                    self._publish(events)
-            batches += 1
-        return batches
+                    return
+                self._publish(list(self._events_of(used, some)))
 
     def _events_of(self, used: Announced, changes: Sequence[Change]) -> Iterator[Any]:
         """One event for each run of blocks of one tier. What is announced is up to date then."""

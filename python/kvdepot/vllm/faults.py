@@ -11,7 +11,7 @@ until they time out would hold up every step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import kvdepot
@@ -97,9 +97,9 @@ class SafeDepot:
         self._depot = depot
         self._faults = faults
 
-    def namespace(self, *args: Any, **fields: Any) -> SafeNamespace:
+    def namespace(self, **fields: Any) -> SafeNamespace:
         """Opens a namespace; wrong fields are an error here too, so that a start ends."""
-        return SafeNamespace(self._depot.namespace(*args, **fields), self._faults)
+        return SafeNamespace(self._depot.namespace(**fields), self._faults, fields)
 
     @property
     def raw(self) -> kvdepot.Depot:
@@ -127,14 +127,17 @@ class SafeDepot:
 class SafeNamespace:
     """A namespace whose errors are counted, and mean misses and refusals."""
 
-    def __init__(self, namespace: kvdepot.Namespace, faults: Faults) -> None:
+    def __init__(
+        self, namespace: kvdepot.Namespace, faults: Faults, fields: Mapping[str, Any]
+    ) -> None:
         self._namespace = namespace
         self._faults = faults
+        self._fields = fields
 
-    @property
-    def raw(self) -> kvdepot.Namespace:
-        """The namespace itself, for threads beside the engine's path that handle errors."""
-        return self._namespace
+    def opened_by(self, depot: kvdepot.Depot) -> kvdepot.Namespace:
+        """The same namespace of a depot, or of another client of its server, for threads beside the
+        engine's path that handle errors."""
+        return depot.namespace(**self._fields)
 
     @property
     def digest(self) -> bytes:
