@@ -30,8 +30,10 @@ PUBLIC = ("vllm.logger", "vllm.platforms", f"{vllm_names.KV}.factory", f"{vllm_n
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, version: tuple[Any, ...]) -> None:
-    monkeypatch.setattr(vllm, "__version_tuple__", version)
-    monkeypatch.setattr(vllm, "__version__", ".".join(map(str, version)))
+    """The last part may begin with a plus, which vLLM has in the text alone."""
+    parts = tuple(one.lstrip("+") if isinstance(one, str) else one for one in version)
+    monkeypatch.setattr(vllm, "__version_tuple__", parts)
+    monkeypatch.setattr(vllm, "__version__", ".".join(map(str, version)).replace(".+", "+"))
 
 
 def adapter(name: str) -> Any:
@@ -40,7 +42,14 @@ def adapter(name: str) -> Any:
 
 @pytest.mark.parametrize(
     "version",
-    [(0, 30, 1), (0, 34, 0), (1, 0, 0), (0, 0, "dev"), (0, 32, 1, "dev7", "g1"), (0, 33, 0, "rc1")],
+    [
+        (0, 30, 1),
+        (0, 34, 0),
+        (1, 0, 0),
+        (0, 0, "dev"),
+        (0, 32, 1, "dev7", "+g1"),
+        (0, 33, 0, "rc1"),
+    ],
 )
 def test_other_versions_are_refused(
     monkeypatch: pytest.MonkeyPatch, version: tuple[Any, ...]
@@ -79,7 +88,7 @@ def test_the_nearest_adapter_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, name in (
         ((0, 30, 0), "v0_31"), ((0, 31, 0), "v0_31"), ((0, 32, 5), "v0_32"),
         ((0, 33, 0), "v0_33"), ((0, 40, 0), "v0_33"), ((0, 0, "dev"), "v0_33"),
-        ((0, 32, 1, "dev7", "g1"), "v0_32"),
+        ((0, 32, 1, "dev7", "+g1"), "v0_32"),
     ):  # fmt: skip
         installed(monkeypatch, version)
         assert versions.adapter() == name
@@ -117,10 +126,13 @@ def test_blocks_of_another_minor_version_are_apart(monkeypatch: pytest.MonkeyPat
 
     ours = layout((0, 32, 0))
     # One for each kind of device, and one with fixes.
-    assert layout((0, 32, 0, "cu129")) == layout((0, 32, 1), "5.19.2") == ours
+    assert layout((0, 32, 0, "+cu129")) == layout((0, 32, 1), "5.19.2") == ours
+    # Of a device that is called as a part of a version is.
+    assert layout((0, 32, 0, "+b200"), "5.19.0+a100") == ours
     others = [layout((0, 33, 0)), layout((0, 32, 0), "5.20.0")]
     sources = [layout((0, 32, 1, f"dev{build}")) for build in (1, 2)]
-    assert len({ours, *others, *sources}) == 5
+    sources += [layout((0, 32, 0), other) for other in ("5.20.0.dev0", "5.20.0rc1", "5.20.0rc2")]
+    assert len({ours, *others, *sources}) == 8
     shared = layout((0, 32, 0), shared=True)
     assert layout((0, 33, 0), "5.20.0", shared=True) == shared != ours
 

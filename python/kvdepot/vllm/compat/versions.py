@@ -44,8 +44,13 @@ def said(minor: Minor) -> str:
 RANGE = f"{said(min(TESTED))} to {said(max(TESTED))}"
 
 
-# Parts of a version that is not a release: built between two releases, or before one.
+# Part of a version that is not a release: built between two releases, or before one.
 UNRELEASED = re.compile(r"(dev|a|b|rc)\d")
+
+
+def is_unreleased(version: str) -> bool:
+    """Whether a version is not a release. What is behind a plus (`+cu129`) names a build of it."""
+    return UNRELEASED.search(version.partition("+")[0]) is not None
 
 
 def _numbers() -> Minor | None:
@@ -60,8 +65,7 @@ def here() -> Minor | None:
 
     A build that came after 0.32.0 may have names of 0.33 already, whatever it is called.
     """
-    unreleased = any(UNRELEASED.match(str(part)) for part in vllm.__version_tuple__)
-    return None if unreleased else _numbers()
+    return None if is_unreleased(str(vllm.__version__)) else _numbers()
 
 
 def adapter() -> str:
@@ -105,9 +109,10 @@ def of_blocks(*, shared: bool) -> dict[str, str]:
         return {}
     minor = here()
     transformers = importlib.metadata.version("transformers")
+    minor_of_transformers = ".".join(transformers.split(".")[:2])
     return {
         "vllm": said(minor) if minor else str(vllm.__version__),
-        "transformers": ".".join(transformers.split(".")[:2]),
+        "transformers": transformers if is_unreleased(transformers) else minor_of_transformers,
     }
 
 
