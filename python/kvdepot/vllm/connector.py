@@ -72,6 +72,7 @@ class KvdepotConnector(WatchingConnector):
 
     connector_worker: Any
     _events: Events | None = None
+    _named_for: Collection[RankGeometry] = ()
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         self._settings = _prepare(vllm_config)
@@ -92,7 +93,6 @@ class KvdepotConnector(WatchingConnector):
             self._logged: set[str] = set()
             self._name: Callable[[], None] | None = None
             self._geometries: dict[int, RankGeometry] = {}
-            self._named_for: list[RankGeometry] = []
             if self.scheduler.config.blocks_per_chunk > 1:
                 self.manager.set_whole(self._is_whole)
             drafters.store_dropped_ends(self.scheduler)
