@@ -304,7 +304,7 @@ class KvdepotManager(OffloadingManager):
         self._prompts.clear()
         self._questions.clear()
 
-    def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
+    def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> Any:
         """The tier that the request's last load took the block from."""
         tier = self._sources.get(req_context.req_id, {}).get(key)
         return SOURCES.get(tier or "", CacheHitSource.EXTERNAL_UNSPECIFIED)
