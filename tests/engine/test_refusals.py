@@ -149,6 +149,12 @@ class TestSettings:
         with pytest.raises(kvdepot.ConfigError, match=r"lookup_wiat.*did you mean 'lookup_wait'"):
             self.read(lookup_wiat="1s")
 
+    def test_one_setting_lets_versions_in_and_another_lets_them_share(self) -> None:
+        for untested in (False, True):
+            for shared in (False, True):
+                settings = self.read(allow_untested_vllm=untested, share_vllm_versions=shared)
+                assert (settings.untested_vllm, settings.share_versions) == (untested, shared)
+
 
 @pytest.mark.unit
 class TestEngineConfiguration:
@@ -319,6 +325,22 @@ class TestEngineConfiguration:
         with pytest.raises(kvdepot.ConfigError, match="capacty"):
             vllm._prepare(self.config(extra=extra))
         assert not vllm.KvdepotConnector.requires_piecewise_for_cudagraph({})
+
+    def test_an_untested_version_is_found_before_the_model_is_loaded(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from kvdepot.vllm import connector as vllm
+        from kvdepot.vllm.compat import versions
+
+        monkeypatch.setattr(versions, "here", lambda: (0, 40))
+        with pytest.raises(kvdepot.ConfigError, match="is not supported by kvdepot"):
+            vllm.KvdepotConnector.requires_piecewise_for_cudagraph({})
+        # In the workers, too, and in the API server's process.
+        with pytest.raises(kvdepot.ConfigError, match="is not supported by kvdepot"):
+            vllm._prepare(self.config())
+        allowed = {"allow_untested_vllm": True}
+        assert not vllm.KvdepotConnector.requires_piecewise_for_cudagraph(allowed)
+        assert vllm._prepare(self.config(extra=allowed)).untested_vllm
 
     def test_a_random_seed_of_the_hashes_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from kvdepot.vllm import namespace as vllm_namespace

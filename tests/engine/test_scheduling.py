@@ -21,6 +21,7 @@ from engine_fleet import NEIGHBOUR
 from engine_harness import ROOT, flip, logged
 from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm import spec as vllm_spec
+from kvdepot.vllm.compat import versions
 
 pytestmark = pytest.mark.integration
 
@@ -219,6 +220,21 @@ def test_the_next_engine_serves_what_was_stored_before_a_reset(engines: Engines)
     engine = engines.start(KINDS["both"])
     assert engine.ask(asked)[0] > 0
     assert engine.faults == []
+
+
+def test_blocks_of_another_minor_version_are_found_where_they_are_shared(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, whole = prompt(22, 200), 200 // BLOCK * BLOCK
+
+    def found(version: tuple[int, int], **extra: Any) -> int:
+        monkeypatch.setattr(versions, "here", lambda: version)
+        (cached,) = engines.start(KINDS["full"], **extra).ask(asked)
+        return cached
+
+    assert [found(version) for version in ((0, 32), (0, 33), (0, 32))] == [0, 0, whole]
+    shared = {"share_vllm_versions": True}
+    assert [found(version, **shared) for version in ((0, 32), (0, 33))] == [0, whole]
 
 
 @pytest.mark.parametrize("on_reset", ["verify", "epoch", "clear"])

@@ -18,8 +18,10 @@ import vllm_names
 
 pytest.importorskip("vllm", reason="engine: vLLM is not installed (make test installs it)")
 import vllm
+from engine_tiers import offloading_config
 from kvdepot.vllm import compat, messages, settings
 from kvdepot.vllm import namespace as vllm_namespace
+from kvdepot.vllm import tier as vllm_tier
 from kvdepot.vllm.compat import internals, versions
 
 pytestmark = pytest.mark.unit
@@ -36,8 +38,21 @@ def installed(monkeypatch: pytest.MonkeyPatch, version: tuple[Any, ...]) -> None
     monkeypatch.setattr(vllm, "__version__", ".".join(map(str, version)).replace(".+", "+"))
 
 
+def without_kv_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.distributed.kv_events", ModuleType("kv_events"))
+    monkeypatch.delitem(sys.modules, "kvdepot.vllm.compat.events")
+    monkeypatch.delattr(compat, "events")
+
+
 def adapter(name: str) -> Any:
     return importlib.import_module(f"kvdepot.vllm.compat.{name}").Adapter()
+
+
+def tier(**given: Any) -> Any:
+    """A tier over memory."""
+    spec, rows = SimpleNamespace(config=offloading_config({})), memoryview(bytearray(64))
+    memory = {"pipeline": "Cache", "cache": {"capacity": "1MiB"}, "weights": "w"}
+    return vllm_tier.KvdepotTier(spec, rows, "KvdepotTier", **memory, **given)
 
 
 @pytest.mark.parametrize(
@@ -77,11 +92,31 @@ def test_a_version_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_version_without_kv_events_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one without any other name, though their module is another one."""
     installed(monkeypatch, (0, 20, 0))
-    monkeypatch.setitem(sys.modules, "vllm.distributed.kv_events", ModuleType("kv_events"))
-    monkeypatch.delitem(sys.modules, "kvdepot.vllm.compat.events")
-    monkeypatch.delattr(compat, "events")
+    without_kv_events(monkeypatch)
     with pytest.raises(kvdepot.ConfigError, match=r"0\.20\.0.*AllBlocksCleared"):
         importlib.reload(compat)
+
+
+def test_a_name_that_a_tested_version_lacks_is_no_error_of_the_users(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To install another version of the range would not help."""
+    installed(monkeypatch, (0, 32, 0))
+    without_kv_events(monkeypatch)
+    with pytest.raises(ImportError, match="AllBlocksCleared"):
+        importlib.reload(compat)
+
+
+def test_a_tier_is_refused_before_its_depot_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(*_: Any) -> Any:
+        raise kvdepot.Error("opened")
+
+    monkeypatch.setattr(vllm_tier, "_open", opened)
+    installed(monkeypatch, (0, 40, 0))
+    with pytest.raises(kvdepot.ConfigError, match="is not supported by kvdepot"):
+        tier()
+    with pytest.raises(kvdepot.Error, match="opened"):
+        tier(allow_untested_vllm=True)
 
 
 def test_the_nearest_adapter_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +172,21 @@ def test_blocks_of_another_minor_version_are_apart(monkeypatch: pytest.MonkeyPat
     assert layout((0, 33, 0), "5.20.0", shared=True) == shared != ours
 
 
+def test_chunks_of_another_minor_version_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def names(version: tuple[Any, ...], **given: Any) -> list[bytes]:
+        installed(monkeypatch, version)
+        made = tier(**given)
+        found = [namespace.digest for namespace in made._namespaces.values()]
+        made.shutdown()
+        return found
+
+    ours, shared = names((0, 32, 0)), names((0, 32, 0), share_vllm_versions=True)
+    assert names((0, 32, 1)) == ours
+    for group, name in enumerate(names((0, 33, 0))):
+        assert name not in (ours[group], shared[group])
+    assert names((0, 33, 0), share_vllm_versions=True) == shared != ours
+
+
 def test_the_lock_is_taken_once() -> None:
     """From 0.33 on: in a step vLLM's scheduler has it."""
     exclusive: Callable[[Any], Any] = adapter("v0_33").exclusive
@@ -168,10 +218,15 @@ def test_private_names_are_in_one_place() -> None:
     found = []
     for file in sorted(PACKAGE.glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
-            module = node.module if isinstance(node, ast.ImportFrom) else None
-            is_vllms = (module or "").partition(".")[0] == "vllm" and module != "vllm"
-            if is_vllms and module not in (*PUBLIC, vllm_names.V1):
-                found.append(f"{file.name}:{node.lineno}: {module}")
+            if isinstance(node, ast.ImportFrom):
+                modules = [node.module or ""]
+            elif isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            else:
+                continue
+            for module in modules:
+                if module.startswith("vllm.") and module not in (*PUBLIC, vllm_names.V1):
+                    found.append(f"{file.name}:{node.lineno}: {module}")
     assert found == []
 
 

@@ -243,7 +243,13 @@ class TestAdapters:
         os.utime(path, ns=(value[0], value[0]))
 
     def request(self, path: object, number: int = 1, *, again: bool = False) -> Any:
-        return SimpleNamespace(lora_int_id=number, lora_path=str(path), load_inplace=again)
+        return SimpleNamespace(
+            lora_int_id=number,
+            lora_path=str(path),
+            load_inplace=again,
+            # Of vLLM 0.31.
+            tensorizer_config_dict=None,
+        )
 
     def test_the_files_count_not_the_id(self, adapter: Path) -> None:
         one, two = (AdapterFingerprints() for _ in range(2))
