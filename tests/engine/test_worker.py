@@ -20,11 +20,11 @@ pytest.importorskip("vllm")
 import torch
 from engine_device import DeviceWorker
 from engine_manager import soon
-from kvdepot.vllm.jobs import Group
+from kvdepot.vllm.jobs import SKIP, Group, GroupPlacements
 from kvdepot.vllm.manager import KvdepotManager
 from kvdepot.vllm.messages import Placements
 from kvdepot.vllm.spec import KvdepotSpec
-from kvdepot.vllm.worker import KvdepotConnectorWorker, KvdepotWorker
+from kvdepot.vllm.worker import KvdepotConnectorWorker, KvdepotWorker, split
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingConnectorMetadata,
     TransferJob,
@@ -249,6 +249,40 @@ def test_a_corrupt_block_is_not_delivered_and_leaves_the_index(world: World) -> 
     ]
     world.store([keys[1]], [4, 5])
     assert world.lookup(keys[1]) is LookupResult.HIT
+
+
+def test_a_load_without_its_kv_group_is_not_taken_for_whole(world: World) -> None:
+    """As after a quarantine between lookup and load."""
+    keys = [key("a"), key("b")]
+    stored = world.content(0, 1, 2, 3)
+    world.store(keys, [0, 1, 2, 3])
+    before = world.content(4, 5, 6, 7)
+    groups = world.manager._groups
+    world.manager.set_groups({})
+    assert world.load(keys, [7, 6, 5], skip=1) == {7, 6, 5}
+    assert all(map(torch.equal, world.content(4, 5, 6, 7), before))
+    world.manager.set_groups(groups)
+    assert world.load(keys, [4, 5, 6, 7]) == set()
+    assert all(map(torch.equal, world.content(4, 5, 6, 7), stored))
+
+
+def test_every_block_of_a_load_is_in_a_part() -> None:
+    """In the order of the scheduler's, which reports name blocks by."""
+    blocks = GPULoadStoreSpec([1, 2, 3, 4, 5, 6], [2, 0, 3, 1], [0, 0, 1, 0])
+    placements = Placements(1, "", [GroupPlacements(2, [b"p", b"q"])])
+    parts = split(placements, blocks, CHUNK, load=True)
+    assert [(part.group, part.first, part.placements) for part in parts] == [
+        (0, 0, [None]),
+        (2, 1, [b"p", b"q"]),
+        (3, 3, [None]),
+    ]
+    assert [part.rows.tolist() for part in parts] == [
+        [[1, 2]],
+        [[SKIP, 3], [4, 5]],
+        [[6, SKIP]],
+    ]
+    # A store has what was reserved.
+    assert [part.group for part in split(placements, blocks, CHUNK, load=False)] == [2]
 
 
 def test_a_worker_that_cannot_attach_costs_no_block(

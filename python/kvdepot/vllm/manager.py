@@ -137,7 +137,7 @@ class KvdepotManager(OffloadingManager):
         self._beside: dict[str, vllm_beside.Beside] = {}
         self._sources: dict[str, dict[OffloadKey, str]] = {}
         self.ends = Ends()
-        self._next_ticket = 0
+        self._next_ticket = itertools.count(1)
         self._lookups_after = 0.0
 
     # ---- set up by the connector ---------------------------------------------------------
@@ -232,7 +232,7 @@ class KvdepotManager(OffloadingManager):
     @on_path
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Placements:
         """Hand the pins over to a load."""
-        ticket = self._ticket()
+        ticket = next(self._next_ticket)
         request = req_context.req_id
         load = LoadTicket(self._groups, request, [], [])
         sources = self._sources.setdefault(request, {})
@@ -241,19 +241,22 @@ class KvdepotManager(OffloadingManager):
         groups: list[GroupPlacements] = []
         for group, members in self._by_group(keys):
             idents = self._idents(members, req_context)
+            load.idents += idents
+            if group is None:
+                # Not used any more since the lookup: the worker reports the blocks of such a group.
+                load.pins += [None] * len(members)
+                continue
             names = [name for _, name in idents]
             self.ends.after(req_context, group.position, members, names)
             pins = [held.pop(key, None) for key in members]
             lost = [index for index, pin in enumerate(pins) if pin is None]
             if lost:
                 # One that is gone has no place: the worker reports it, and it is computed.
-                found = group.namespace.pin([idents[index][1] for index in lost])
+                found = group.namespace.pin([names[index] for index in lost])
                 for index, late in zip(lost, found, strict=True):
                     pins[index] = late
-            load.idents += idents
             load.pins += pins
-            pairs = list(zip(members, pins, strict=True))
-            sources.update((key, pin.tier) for key, pin in pairs if pin is not None)
+            sources.update((key, pin.tier) for key, pin in zip(members, pins, strict=True) if pin)
             placements = [None if pin is None else pin.placement for pin in pins]
             groups.append(GroupPlacements(group.position, placements))
         self._patience.forget(request)
@@ -309,12 +312,9 @@ class KvdepotManager(OffloadingManager):
         tier = self._sources.get(req_context.req_id, {}).get(key)
         return SOURCES.get(tier or "", CacheHitSource.EXTERNAL_UNSPECIFIED)
 
-    def tiers_of(self, request: str) -> dict[str, int]:
+    def tiers_of(self, request: str) -> Counter[str]:
         """Blocks of the request's loads by tier, for its log line."""
-        counted: dict[str, int] = {}
-        for tier in self._sources.get(request, {}).values():
-            counted[tier] = counted.get(tier, 0) + 1
-        return counted
+        return Counter(self._sources.get(request, {}).values())
 
     # ---- writing ---------------------------------------------------------------------------
 
@@ -328,14 +328,14 @@ class KvdepotManager(OffloadingManager):
         them in each following step, with a warning each time. What follows such
         a block in its request is not stored either: nothing would find it.
         """
-        ticket = self._ticket()
+        ticket = next(self._next_ticket)
         plan = self.probes.covers(req_context.req_id, keys)
         store = StoreTicket(self._groups, req_context.req_id, [], [], plan=plan)
         chosen: list[OffloadKey] = []
         groups: list[GroupPlacements] = []
         for group, members in self._by_group(self._storable(keys, req_context, plan)):
             members = self.ends.before(members, req_context)
-            if members:
+            if group is not None and members:
                 names = [name for _, name in self._idents(members, req_context)]
                 offered = Offered(store, group, members, names)
                 if self._stores:
@@ -567,21 +567,18 @@ class KvdepotManager(OffloadingManager):
         others have stored."""
         return 0 if self._shared else int(self.depot.pending_bytes())
 
-    def _ticket(self) -> int:
-        self._next_ticket += 1
-        return self._next_ticket
-
     def _idents(self, keys: list[OffloadKey], req_context: ReqContext) -> list[Ident]:
         """Blocks of one KV group as kvdepot knows them."""
         names = self.beside(req_context.req_id).keys(keys, key_positions(req_context))
         return list(zip(itertools.repeat(get_offload_group_idx(keys[0])), names, strict=False))
 
-    def _by_group(self, keys: Collection[OffloadKey]) -> Iterator[tuple[Group, list[OffloadKey]]]:
-        """Runs of keys of one group, in the order given."""
+    def _by_group(
+        self, keys: Collection[OffloadKey]
+    ) -> Iterator[tuple[Group | None, list[OffloadKey]]]:
+        """Runs of keys of one group, in the order given; None for a group that is not used."""
         for _, run in itertools.groupby(keys, GROUP_OF_KEY):
             members = list(run)
-            if (group := self._groups.get(get_offload_group_idx(members[0]))) is not None:
-                yield group, members
+            yield self._groups.get(get_offload_group_idx(members[0])), members
 
     def _count_step_without_groups(self) -> None:
         """The workers describe their KV caches with their first report; all do, or none will."""
@@ -594,7 +591,8 @@ class KvdepotManager(OffloadingManager):
     def _unpin(self, held: Pins) -> None:
         """End pins that no load took over."""
         for group, members in self._by_group(held):
-            group.namespace.unpin([held[key] for key in members])
+            if group is not None:
+                group.namespace.unpin([held[key] for key in members])
 
     def _may_wait(self, request: str) -> bool:
         return self._patience.seconds(request, time.monotonic()) < self._lookup_wait

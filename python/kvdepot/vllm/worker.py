@@ -38,6 +38,7 @@ from kvdepot.vllm.jobs import (
     SKIP,
     Comparing,
     Difference,
+    GroupPlacements,
     Job,
     Moving,
     Part,
@@ -63,18 +64,23 @@ def split(
     first one and end inside the last. A store may not: vLLM leaves out the
     blocks that it no longer has, and does not say which, so none of the others
     is known to be in its place.
+
+    A load has every block that vLLM waits for, also of a KV group without
+    placements: what is in no part is in no report, and would pass for loaded.
     """
     parts = []
     offset = first = 0
     by_group = {each.group: each for each in placements.groups}
     for group, size in enumerate(spec.group_sizes):
-        of_group = by_group.get(group)
-        found = of_group.placements if of_group is not None else []
+        of_group = by_group.get(group, GroupPlacements(group, []))
+        found = of_group.placements
         ids = spec.block_ids[offset : offset + size]
         offset += size
-        if of_group is None or not found:
-            continue
         skipped = spec.block_indices[group] % blocks_per_chunk
+        if load and size and not found:
+            found = [None] * -(-(skipped + size) // blocks_per_chunk)
+        if not found:
+            continue
         room = len(found) * blocks_per_chunk
         if load and skipped + size > room:
             raise RuntimeError(
