@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from engine_manager import CAPACITY, PART, Clock, World, context, end_step, key, soon
+from engine_manager import CAPACITY, MANY, PART, Clock, World, context, end_step, key, soon
 from kvdepot.vllm.beside import Beside
 from kvdepot.vllm.jobs import Group, WorkerReport
 from kvdepot.vllm.manager import KvdepotManager
@@ -51,7 +51,10 @@ def test_a_hit_stays_until_it_is_loaded(world: World) -> None:
     assert world.manager.lookup(b, request) is LookupResult.HIT
     assert world.manager.lookup(c, request) is LookupResult.MISS
     assert world.depot.stats()["missed_blocks"] == 0, "it only looked"
-    world.fill_up()
+    # Another engine's stores: its own come after all lookups and loads of a step.
+    other = World(world.ranks, world.depot)
+    other.fill_up()
+    other.mover.close()
     spec = world.manager.prepare_load([a, b], request)
     end_step(world.manager)
     world.fill_up()
@@ -71,6 +74,30 @@ def test_a_hit_that_nobody_loads_ends_with_the_step(world: World) -> None:
     end_step(world.manager)
     world.fill_up()
     assert world.lookup(key("a")) is LookupResult.MISS
+
+
+@pytest.mark.parametrize("stores_last", [True, False])
+def test_hits_that_nobody_loads_leave_room_for_the_stores_of_the_step(stores_last: bool) -> None:
+    """vLLM ends a step before its stores, and from 0.33 on after them."""
+    world = World(1)
+    stored = [key(f"block {n}") for n in range(MANY)]
+    for n in range(0, MANY, 4):
+        world.store(*stored[n : n + 4], request=f"store {n}")
+        world.manager.on_request_finished(context(f"store {n}"))
+    for n, each in enumerate(stored):
+        world.lookup(each, f"lookup {n}")
+    tier = world.depot.stats()["tiers"]["Cache"]
+    assert tier["pinned_blocks"] == tier["blocks"] < MANY
+    (group,) = world.manager.hittable.values()
+    rest = group.namespace.reserve([bytes([n]) * 32 for n in range(8)], PART)
+    assert None in rest, "there is no room"
+    if stores_last:
+        end_step(world.manager)
+    assert world.store(key("new"), request="new") == 1
+    end_step(world.manager)
+    assert world.depot.stats()["tiers"]["Cache"]["pinned_blocks"] == 0
+    group.namespace.abort([one for one in rest if one is not None])
+    world.close()
 
 
 def test_a_block_is_there_when_all_ranks_have_reported(world: World) -> None:
@@ -164,8 +191,8 @@ def test_nothing_from_before_a_reset_is_served_after_it(ranks: int, on_reset: st
     request = context("r", a)
     world.manager.lookup(a, request)
     load = world.manager.prepare_load([a], request)
-    assert world.lookup(c) is LookupResult.HIT, "and stays pinned until the step ends"
     spec = world.manager.prepare_store([b], context("r", b)).store_spec
+    assert world.lookup(c) is LookupResult.HIT, "and stays pinned until the step ends"
     reports = {rank: world.write(spec, rank) for rank in range(world.ranks)}
     world.manager.reset_cache()
     assert {world.lookup(each) for each in (a, b, c)} == {LookupResult.MISS}

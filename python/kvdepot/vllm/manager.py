@@ -328,6 +328,8 @@ class KvdepotManager(OffloadingManager):
         them in each following step, with a warning each time. What follows such
         a block in its request is not stored either: nothing would find it.
         """
+        # vLLM 0.33 ends a step after its stores, which may need the room of pins.
+        self._prompts.end_lookups(self._patience.waits)
         ticket = next(self._next_ticket)
         plan = self.probes.covers(req_context.req_id, keys)
         store = StoreTicket(self._groups, req_context.req_id, [], [], plan=plan)

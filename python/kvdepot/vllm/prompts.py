@@ -106,6 +106,8 @@ class Prompts:
         }
         self._unpin = unpin
         self._by_request: dict[str, Prompt] = {}
+        # Whether blocks were looked up since `end_step`.
+        self._looked_up = False
 
     def get(self, request: str) -> Prompt | None:
         """The request, if it is looked up in this step or waits."""
@@ -113,6 +115,7 @@ class Prompts:
 
     def begin(self, context: ReqContext, beside: vllm_beside.Beside) -> Prompt:
         """The request of this context, as far as it is known."""
+        self._looked_up = True
         prompt = self._by_request.get(context.req_id)
         if prompt is None:
             prompt = self._by_request[context.req_id] = Prompt(Rows(context, beside))
@@ -171,9 +174,15 @@ class Prompts:
 
     # ---- steps -------------------------------------------------------------------------------
 
+    def end_lookups(self, is_waiting: Callable[[str], bool]) -> None:
+        """As `end_step`, as soon as a step has had all of its lookups."""
+        if self._looked_up:
+            self.end_step(is_waiting)
+
     def end_step(self, is_waiting: Callable[[str], bool]) -> None:
         """End the pins that neither a load took over nor a kept answer needs. `is_waiting` tells
         requests that were told to look up again."""
+        self._looked_up = False
         kept = sum((prompt.sizes for prompt in self._by_request.values()), Counter[str]())
         for request, prompt in list(self._by_request.items()):
             prompt.rest = iter(())
