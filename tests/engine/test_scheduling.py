@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -456,3 +457,25 @@ def test_after_a_wake_up_blocks_have_the_names_that_they_had(
     assert engine.connector.manager.hittable is groups
     engine.reset(external=False)
     assert engine.ask(asked) == [200 // BLOCK * BLOCK]
+
+
+def test_after_a_wake_up_with_other_options_no_request_is_stored_under_both_names(
+    engines: Engines,
+) -> None:
+    """As if vLLM had written into its configuration meanwhile."""
+    engine = engines.start(KINDS["full"])
+    asked = prompt(1, 200)
+    name = engine.add(asked, output_tokens=60)
+    requests = engine.scheduler.requests
+    engine.run_until(lambda: requests[name].num_computed_tokens > len(asked))
+    before = engine.connector.manager.hittable[0].namespace
+    geometry = replace(engine.worker.get_handshake_metadata(), options="others")
+    engine.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): geometry})
+    engine.run_until(lambda: name not in requests)
+    engine.settle()
+    manager = engine.connector.manager
+    namespace = manager.hittable[0].namespace
+    assert namespace.digest != before.digest
+    assert list(namespace.opened_by(manager.depot.raw).blocks()) == []
+    engine.ask(prompt(2, 200))
+    assert len(list(namespace.opened_by(manager.depot.raw).blocks())) >= 200 // BLOCK

@@ -225,8 +225,12 @@ class KvdepotConnector(WatchingConnector):
             else:
                 self.manager.set_groups({})
 
-        self._name = name
-        name()
+        is_known, self._name = self._name is not None, name
+        if is_known:
+            # vLLM has written into its configuration since.
+            self._rename()
+        else:
+            name()
         if not self._weights.known:
             self._weights.then = name
 
