@@ -23,6 +23,7 @@ from engine_double import BLOCK, EngineDouble, full, vllm_config, window
 from engine_harness import ROOT, flip
 from kvdepot.vllm import memory_weights
 from kvdepot.vllm import namespace as vllm_namespace
+from kvdepot.vllm.compat import versions
 from kvdepot.vllm.tier import KvdepotTier
 from kvdepot.vllm.tiering import KvdepotTieringConnector
 from vllm.config import PoolerConfig
@@ -317,6 +318,27 @@ def test_a_spec_without_tiers_behind_it_is_refused(tmp_path: Path, spec: Any) ->
     config = vllm_config(tmp_path, transfer, 64, True)
     with pytest.raises(kvdepot.ConfigError, match=rf"spec_name: '?{spec}.*'TieringOffloadingSpec'"):
         KvdepotTieringConnector(config, KVConnectorRole.SCHEDULER, None)
+
+
+def test_an_untested_version_is_found_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ask = KvdepotTieringConnector.requires_piecewise_for_cudagraph
+    entry = {"type": "KvdepotTier", "module_path": "kvdepot.vllm", "pipeline": "Cache"}
+    extra = {"secondary_tiers": [entry]}
+    assert not ask(extra)
+    monkeypatch.setattr(versions, "here", lambda: (0, 40))
+    with pytest.raises(kvdepot.ConfigError, match="is not supported by kvdepot"):
+        ask(extra)
+    # In the workers, too, and in the API server's process.
+    config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra))
+    with pytest.raises(kvdepot.ConfigError, match="is not supported by kvdepot"):
+        KvdepotTieringConnector(config, KVConnectorRole.WORKER, None)
+    with pytest.raises(kvdepot.ConfigError, match="is not supported by kvdepot"):
+        KvdepotTieringConnector.build_prom_metrics(config)
+    assert not ask({"secondary_tiers": [entry | {"allow_untested_vllm": True}]})
+    with pytest.raises(kvdepot.ConfigError, match="allow_untested_vllm: 'yes'"):
+        ask({"secondary_tiers": [entry | {"allow_untested_vllm": "yes"}]})
 
 
 def test_hashes_that_may_collide_are_refused(tmp_path: Path) -> None:

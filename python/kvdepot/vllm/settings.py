@@ -271,6 +271,14 @@ def read_tier(config: Mapping[str, Any]) -> TierSettings:
     )
 
 
+def allows_untested(config: Mapping[str, Any]) -> bool:
+    """Whether an entry of `secondary_tiers` lets in versions of vLLM that were not tested; nothing
+    else of it is checked."""
+    merged = _with_file(config, "secondary_tiers")
+    (allowed,) = Schema(UNTESTED).take(merged).values()
+    return bool(allowed)
+
+
 def _read(
     schema: Schema, merged: Mapping[str, Any], where: str, **defaults: object
 ) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -19,6 +19,7 @@ from kvdepot.vllm import beside as vllm_beside
 from kvdepot.vllm import compat, drafters
 from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm import settings as vllm_settings
+from kvdepot.vllm.compat import versions
 from kvdepot.vllm.tier import KvdepotTier
 from kvdepot.vllm.watching import WatchingConnector
 
@@ -37,7 +38,7 @@ class KvdepotTieringConnector(WatchingConnector):
     _is_empty = True
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        entries = _prepare(vllm_config)
+        entries = _prepare(vllm_config.kv_transfer_config.kv_connector_extra_config)
         vllm_namespace.refuse_unknowable(vllm_config)
         vllm_namespace.refuse_whole_prompts(vllm_config)
         if role == KVConnectorRole.SCHEDULER:
@@ -59,9 +60,18 @@ class KvdepotTieringConnector(WatchingConnector):
                     tier.stored = self._memory_weights.stored
 
     @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Checks that there is a tier of kvdepot and a supported vLLM, and returns false.
+
+        vLLM calls it before it loads the model.
+        """
+        _prepare(extra_config)
+        return False
+
+    @classmethod
     def build_prom_metrics(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         """Creates the metrics in the API server's process, which has no connector."""
-        _prepare(vllm_config)
+        _prepare(vllm_config.kv_transfer_config.kv_connector_extra_config)
         return super().build_prom_metrics(vllm_config, *args, **kwargs)
 
     def on_new_request(self, request: Any) -> None:
@@ -121,9 +131,8 @@ with contextlib.suppress(ValueError):  # registered already
     )
 
 
-def _prepare(vllm_config: Any) -> list[dict[str, Any]]:
+def _prepare(extra: dict[str, Any]) -> list[dict[str, Any]]:
     """The entries of kvdepot's tiers; vLLM's spec is named where it is not."""
-    extra = vllm_config.kv_transfer_config.kv_connector_extra_config
     spec = extra.setdefault("spec_name", TIERING_SPEC)
     if spec != TIERING_SPEC:
         raise kvdepot.ConfigError(
@@ -141,4 +150,6 @@ def _prepare(vllm_config: Any) -> list[dict[str, Any]]:
             'KvdepotTieringConnector; add an entry with "type": "KvdepotTier", '
             '"module_path": "kvdepot.vllm"'
         )
+    for entry in entries:
+        versions.check(untested_allowed=vllm_settings.allows_untested(entry))
     return entries
