@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 from typing import Any, NamedTuple
 
+import transformers
 import vllm
 
 import kvdepot
@@ -108,11 +108,12 @@ def of_blocks(*, shared: bool) -> dict[str, str]:
     if shared:
         return {}
     minor = here()
-    transformers = importlib.metadata.version("transformers")
-    minor_of_transformers = ".".join(transformers.split(".")[:2])
+    # Not by its metadata, which sources on PYTHONPATH do not have.
+    whole = str(transformers.__version__)
+    minor_of_transformers = ".".join(whole.split(".")[:2])
     return {
         "vllm": said(minor) if minor else str(vllm.__version__),
-        "transformers": transformers if is_unreleased(transformers) else minor_of_transformers,
+        "transformers": whole if is_unreleased(whole) else minor_of_transformers,
     }
 
 
