@@ -176,11 +176,16 @@ def test_the_thread_ends_with_the_engine(engine: Engine) -> None:
     assert not events._stores
 
 
-def raises(error: Exception) -> Callable[[], float]:
-    def fails() -> float:
+def raises(error: Exception) -> Callable[..., Any]:
+    def fails(*_: Any) -> Any:
         raise error
 
     return fails
+
+
+def test_a_connection_that_cannot_be_closed_does_not_keep_the_engine_from_its_end() -> None:
+    depot: Any = SimpleNamespace(tiers=["Cache"], close=raises(kvdepot.Error("no answer")))
+    Events(depot, dict, [], Hashes(), shared=True).stop()
 
 
 def test_nothing_is_kept_for_a_thread_that_has_ended(
@@ -189,18 +194,22 @@ def test_nothing_is_kept_for_a_thread_that_has_ended(
     lines: list[str] = []
     say = SimpleNamespace(info=lambda text, error: lines.append(str(error)), exception=lines.append)
     monkeypatch.setattr(kvdepot_events, "logger", say)
-    closed = [kvdepot.ClosedError("depot"), RuntimeError("publisher")]
-    for number, error in enumerate([*closed, KeyError("mistake")]):
-        events = engine.follow(Published())
+    # As vLLM's publisher, once it is closed.
+    closed = Published()
+    monkeypatch.setattr(closed, "publish", raises(RuntimeError("publisher")))
+    mistakes = [RuntimeError("mistake"), KeyError("mistake")]
+    for number, error in enumerate([kvdepot.ClosedError("depot"), None, *mistakes]):
+        events = engine.follow(closed if error is None else Published())
         assert engine.store(*keys(f"before {number}", 2)) == 2
         assert events._stores
-        monkeypatch.setattr(events, "_round", raises(error))
+        if error is not None:
+            monkeypatch.setattr(events, "_round", raises(error))
         events._run()
         assert engine.store(*keys(f"after {number}", 2)) == 2
         assert not events._stores
-    *others, mistake = lines
-    assert others == ["depot", "publisher"]
-    assert "internal error" in mistake
+    ends, said = lines[:2], lines[2:]
+    assert ends == ["depot", "publisher"]
+    assert ["internal error" in line for line in said] == [True, True]
     # Nor for one that was not started.
     events = Events(engine.client, dict, [GROUP], engine.hashes, shared=False)
     events.stored(engine.namespace.digest, [bytes(32)])

@@ -29,7 +29,7 @@ import kvdepot
 from kvdepot.vllm.beside import Hashes
 from kvdepot.vllm.compat import events as vllm_events
 from kvdepot.vllm.compat.events import Described
-from kvdepot.vllm.faults import ERRORS
+from kvdepot.vllm.faults import ERRORS, Faults
 from kvdepot.vllm.jobs import Groups
 from kvdepot.vllm.tiers import INDEXED
 
@@ -200,7 +200,8 @@ class Events:
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)
         if self._shared:
-            self._depot.close()
+            # vLLM's own half of the connector is still to be shut down.
+            Faults(logger).attempt("close", None, self._depot.close)
 
     def stored(self, digest: bytes, keys: list[bytes]) -> None:
         """This engine has stored blocks of a namespace."""
@@ -219,7 +220,7 @@ class Events:
         try:
             while not self._stop.wait(wait):
                 wait = self.round()
-        except (kvdepot.ClosedError, RuntimeError) as error:
+        except kvdepot.ClosedError as error:
             # vLLM closes its publisher before its connectors.
             logger.info("kvdepot: KV events end: %s", error)
         except Exception:

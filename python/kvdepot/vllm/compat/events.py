@@ -15,6 +15,8 @@ from vllm.distributed.kv_events import (
 )
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
+import kvdepot
+
 
 class Described(NamedTuple):
     """What events have of a KV group."""
@@ -98,7 +100,8 @@ def on_publisher(tell: Callable[[Any], None]) -> None:
 def watch(
     publisher: Any, around: Callable[[Callable[[], None], bool], None], lost: Callable[[], None]
 ) -> Callable[[Sequence[Any]], None]:
-    """Watch what is published, and return a function that publishes events unwatched.
+    """Watch what is published, and return a function that publishes events unwatched. It raises
+    `kvdepot.ClosedError` once the publisher is closed.
 
     `around` is called for each batch of the scheduler's, with a function that publishes the batch,
     and whether indexers forget all blocks of this engine by it. `lost` is called, in the
@@ -113,7 +116,15 @@ def watch(
     publisher.publish = noticed
     if getattr(publisher, "_replay", None) is not None:
         publisher._replay = _Replays(publisher, publisher._replay, lost)
-    return lambda events: publish(KVEventBatch(ts=time.time(), events=list(events)))
+
+    def tell(events: Sequence[Any]) -> None:
+        batch = KVEventBatch(ts=time.time(), events=list(events))
+        try:
+            publish(batch)
+        except RuntimeError as error:
+            raise kvdepot.ClosedError(str(error)) from error
+
+    return tell
 
 
 class _Replays:
