@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Iterator
@@ -26,10 +27,12 @@ from engine_events import (
     replayed,
     unpaced,
 )
+from engine_harness import logged
 from engine_manager import MANY, key
 from kvdepot.vllm import events as kvdepot_events
 from kvdepot.vllm.beside import Beside, Hashes
 from kvdepot.vllm.compat import events as vllm_events
+from kvdepot.vllm.connector import KvdepotConnector
 from kvdepot.vllm.events import Events
 from test_manager_service import Service, service
 from test_scheduling import Engines, engines, prompt
@@ -39,6 +42,7 @@ from vllm.distributed.kv_events import (
     KVEventBatch,
     ZmqEventPublisher,
 )
+from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
 __all__ = ["engine", "engines", "service", "unpaced"]
@@ -444,6 +448,21 @@ def test_an_engine_publishes_what_it_has_stored(engines: Engines) -> None:
         serve(engines, number)
 
 
+def test_a_start_that_is_refused_changes_no_publisher(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(connector: Any) -> None:
+        connector.manager.shutdown()
+        raise kvdepot.ConfigError("refused")
+
+    monkeypatch.setattr(kv_transfer_state, "_KV_CONNECTOR_AGENT", None)
+    monkeypatch.setattr(KvdepotConnector, "_check_probes", refuses)
+    create = EventPublisherFactory.create
+    with pytest.raises(kvdepot.ConfigError, match="refused"):
+        engines.start([full()], engine={"events": {"enable_kv_cache_events": True}})
+    assert EventPublisherFactory.create == create
+
+
 def test_beside_a_server_events_have_a_connection_of_their_own(
     engines: Engines, service: Service
 ) -> None:
@@ -454,9 +473,11 @@ def test_beside_a_server_events_have_a_connection_of_their_own(
         opened.append(connect(*args))
         return opened[-1]
 
-    with pytest.MonkeyPatch.context() as patch:
+    said = logged("vllm.kvdepot", logging.INFO)
+    with pytest.MonkeyPatch.context() as patch, said as lines:
         patch.setattr(kvdepot, "open", connected)
         events = serve(engines, 0, pipeline=service.address)
+    assert sum(f"{service.address}: " in line for line in lines) == 1
     _, own = opened
     assert events._depot is own
     assert own.closed

@@ -46,7 +46,7 @@ from kvdepot.vllm.faults import SafeNamespace
 from kvdepot.vllm.jobs import Group, Groups
 from kvdepot.vllm.manager import KvdepotManager
 from kvdepot.vllm.messages import KvdepotWorkerMetadata, RankGeometry
-from kvdepot.vllm.spec import KvdepotSpec, open_service
+from kvdepot.vllm.spec import KvdepotSpec
 from kvdepot.vllm.watching import WatchingConnector
 from kvdepot.vllm.weights import Weights
 from kvdepot.vllm.worker import KvdepotConnectorWorker
@@ -96,7 +96,6 @@ class KvdepotConnector(WatchingConnector):
             if self.scheduler.config.blocks_per_chunk > 1:
                 self.manager.set_whole(self._is_whole)
             drafters.store_dropped_ends(self.scheduler)
-            self._events = self._events_of(vllm_config)
             self.manager.stored = self._note_stored
             self.manager.role = roles.of(vllm_config.kv_transfer_config)
             self.manager.probes.doubted = self._doubt_weights
@@ -105,6 +104,8 @@ class KvdepotConnector(WatchingConnector):
             versions.say(logger)
             if vllm_config.cache_config.enable_prefix_caching:
                 self.manager.say_sizes(kv_cache_config.num_blocks)
+            # After all that may refuse the start: it changes vLLM's class of publishers.
+            self._events = self._events_of(vllm_config)
 
     @property
     def manager(self) -> KvdepotManager:
@@ -288,7 +289,8 @@ class KvdepotConnector(WatchingConnector):
         depot = manager.depot.raw
         if settings.shared:
             # A client makes one call at a time, and the scheduler's must not wait for a listing's.
-            depot = open_service(settings.pipeline, settings.depot | {"lanes": 1})
+            # Its server was waited for, and described in a line, when the manager opened it.
+            depot = kvdepot.open(settings.pipeline, settings.depot | {"lanes": 1})
         events = Events(depot, lambda: manager.hittable, groups, hashes, shared=settings.shared)
         vllm_events.on_publisher(events.start)
         return events
