@@ -16,7 +16,6 @@ import pytest
 import vllm_names
 
 pytest.importorskip("vllm", reason="engine: vLLM is not installed (make test installs it)")
-import transformers
 import vllm
 from engine_tiers import offloading_config
 from kvdepot.vllm import compat, messages, settings
@@ -155,7 +154,7 @@ def test_blocks_of_another_minor_version_are_apart(monkeypatch: pytest.MonkeyPat
 
     def layout(version: tuple[Any, ...], other: str = "5.19.0", *, shared: bool = False) -> str:
         installed(monkeypatch, version)
-        monkeypatch.setattr(transformers, "__version__", other)
+        monkeypatch.setattr(versions.transformers, "__version__", other)
         made_by = versions.of_blocks(shared=shared)
         return vllm_namespace.layout_of_ranks([geometry], 0, made_by)
 
