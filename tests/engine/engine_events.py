@@ -178,9 +178,28 @@ class Engine:
             if tier is not None
         }
 
-    def agrees(self) -> None:
-        self.settle()
-        assert self.publisher.indexer.there() == self.stored()
+    def agrees(self, *, due: float = 0.0) -> None:
+        """As soon as it does: a thread of the depot's evicts ahead of need. Before each try `due`
+        seconds pass, so that a listing finds what has moved."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while True:
+            self.clock.now += due
+            self.settle()
+            there, stored = self.publisher.indexer.there(), self.stored()
+            if there == stored:
+                return
+            assert time.monotonic() < deadline, (there - stored, stored - there)
+            time.sleep(0.01)
+
+    def at_rest(self, check: Callable[[], bool]) -> bool:
+        """The result of a check during which the depot has neither stored nor evicted anything."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while True:
+            counted = self.events._counted()
+            result = check()
+            if self.events._counted() == counted:
+                return result
+            assert time.monotonic() < deadline, "the depot does not rest"
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from kvdepot.vllm.beside import Beside, Hashes
 from kvdepot.vllm.compat import events as vllm_events
 from kvdepot.vllm.connector import KvdepotConnector
 from kvdepot.vllm.events import Events
-from test_manager_service import Service, service
+from test_manager_service import Service, patient_service
 from test_scheduling import Engines, engines, prompt
 from vllm.distributed.kv_events import (
     AllBlocksCleared,
@@ -45,7 +45,7 @@ from vllm.distributed.kv_events import (
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
-__all__ = ["engine", "engines", "service", "unpaced"]
+__all__ = ["engine", "engines", "patient_service", "unpaced"]
 
 pytestmark = pytest.mark.integration
 
@@ -59,9 +59,14 @@ def test_what_is_stored_and_evicted_is_published(engine: Engine) -> None:
         engine.world.fill_up()
         engine.agrees()
     assert not before <= engine.publisher.indexer.there()
-    batches = engine.publisher.indexer.batches
-    engine.agrees()
-    assert engine.publisher.indexer.batches == batches, "nothing has changed"
+
+    def is_silent() -> bool:
+        engine.agrees()
+        batches = engine.publisher.indexer.batches
+        engine.agrees()
+        return engine.publisher.indexer.batches == batches
+
+    assert engine.at_rest(is_silent), "nothing has changed"
 
 
 def test_what_was_there_is_announced_at_the_start(engine: Engine) -> None:
@@ -237,19 +242,25 @@ def test_a_block_that_moves_has_another_tier(tiers: Engine) -> None:
         tiers.world.depot.drain()
     tiers.settle()
     # Moves are found by listings, and these only from time to time.
-    tiers.clock.now += 2 * kvdepot_events.OWN_SECONDS
-    tiers.agrees()
+    tiers.agrees(due=2 * kvdepot_events.OWN_SECONDS)
     owners = {owner for _, owner, _ in tiers.publisher.indexer.there()}
     assert owners == {"kvdepot:Cache", "kvdepot:Dax"}
-    tiers.clock.now += 2 * kvdepot_events.OWN_SECONDS
-    tiers.events.round()
-    assert not tiers.events._listings, "nothing has moved"
+
+    def begins_a_listing() -> bool:
+        # One that an earlier try has begun.
+        tiers.settle()
+        tiers.agrees(due=2 * kvdepot_events.OWN_SECONDS)
+        tiers.clock.now += 2 * kvdepot_events.OWN_SECONDS
+        tiers.events.round()
+        return bool(tiers.events._listings)
+
+    assert not tiers.at_rest(begins_a_listing), "nothing has moved"
 
 
-def test_what_another_engine_of_a_server_stores_is_found(service: Service) -> None:
-    depot, client = (kvdepot.open(service.address, {"lanes": 1}) for _ in range(2))
+def test_what_another_engine_of_a_server_stores_is_found(patient_service: Service) -> None:
+    depot, client = (kvdepot.open(patient_service.address, {"lanes": 1}) for _ in range(2))
     engine = Engine(depot, client=client)
-    other = service.engine()
+    other = patient_service.engine()
     try:
         engine.agrees()
         # The first listing that is due has no counters to compare.
@@ -438,6 +449,8 @@ def serve(engines: Engines, number: int, **settings: Any) -> Events:
     assert events._thread.is_alive()
     engine.scheduler.kv_event_publisher.shutdown()
     engines.stop()
+    # `stop` does not wait for a machine that stands still.
+    events._thread.join(DEADLINE_SECONDS)
     assert not events._thread.is_alive()
     return events
 
@@ -464,7 +477,7 @@ def test_a_start_that_is_refused_changes_no_publisher(
 
 
 def test_beside_a_server_events_have_a_connection_of_their_own(
-    engines: Engines, service: Service
+    engines: Engines, patient_service: Service
 ) -> None:
     opened: list[kvdepot.Depot] = []
     connect = kvdepot.open
@@ -476,8 +489,8 @@ def test_beside_a_server_events_have_a_connection_of_their_own(
     said = logged("vllm.kvdepot", logging.INFO)
     with pytest.MonkeyPatch.context() as patch, said as lines:
         patch.setattr(kvdepot, "open", connected)
-        events = serve(engines, 0, pipeline=service.address)
-    assert sum(f"{service.address}: " in line for line in lines) == 1
+        events = serve(engines, 0, pipeline=patient_service.address)
+    assert sum(f"{patient_service.address}: " in line for line in lines) == 1
     _, own = opened
     assert events._depot is own
     assert own.closed

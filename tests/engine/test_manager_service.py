@@ -29,12 +29,12 @@ pytestmark = pytest.mark.integration
 class Service:
     """`kvdepot serve`, which other engines use too."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, timeout: str = "2s") -> None:
         self.address = f"unix:{folder / 's'}"
         self.command = [sys.executable, "-m", "kvdepot._cli", "serve", "Cache|Dax"]
         for option in (f"dax.path={folder / 'arena'}", "dax.capacity=16MiB", "cache.capacity=4MiB"):
             self.command += ["-o", option]
-        self.command += ["-o", "overload=drop", "-o", "timeout=2s"]
+        self.command += ["-o", "overload=drop", "-o", f"timeout={timeout}"]
         self.command += ["--socket", str(folder / "s")]
         self.start()
 
@@ -55,6 +55,14 @@ class Service:
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
     made = Service(tmp_path)
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def patient_service(tmp_path: Path) -> Iterator[Service]:
+    """For tests that fail after a call without an answer: machines stand still for seconds."""
+    made = Service(tmp_path, timeout="60s")
     yield made
     made.kill()
 
