@@ -25,6 +25,7 @@ from engine_events import (
     engine,
     keys,
     replayed,
+    settle,
     unpaced,
 )
 from engine_harness import logged
@@ -255,6 +256,39 @@ def test_a_block_that_moves_has_another_tier(tiers: Engine) -> None:
         return bool(tiers.events._listings)
 
     assert not tiers.at_rest(begins_a_listing), "nothing has moved"
+
+
+@pytest.mark.parametrize("pipeline", ["Cache|Posix", "Posix"])
+def test_what_another_host_changes_is_found_by_an_idle_engine(
+    monkeypatch: pytest.MonkeyPatch, pipeline: str
+) -> None:
+    history = History("another host", monkeypatch)
+    history.depot.others, history.uses = lambda: None, {0: 0}
+    history.depot.tiers = tuple(pipeline.split("|"))
+    ((_, namespace),) = history.used()
+    events, stays, goes, comes = history.events, *history.keys[:3]
+    events._shared, events._late = False, True
+    for each in (stays, goes):
+        namespace.put(each, "Posix")
+
+    def announced() -> set[Any]:
+        history.clock.now += 2 * kvdepot_events.OWN_SECONDS
+        settle(events)
+        return {one for _, _, one in history.publisher.indexer.there()}
+
+    def named(*some: bytes) -> set[Any]:
+        return {maybe_convert_block_hash(each) for each in some}
+
+    # The first listing that is due has no counters to compare.
+    settle(events)
+    assert announced() == named(stays, goes)
+    # This host's counters stay as they are.
+    del namespace.blocks[goes]
+    namespace.blocks[comes] = {"Posix"}
+    events._late = False
+    assert announced() == named(stays, goes)
+    events._late = True
+    assert announced() == named(stays, comes)
 
 
 def test_what_another_engine_of_a_server_stores_is_found(patient_service: Service) -> None:

@@ -57,8 +57,8 @@ BATCHES_PER_SECOND = 200
 # in time is taken for gone.
 LATE_BATCH = 32
 
-# The depot is listed again, if it has changed, after this time and after 20 times what the last
-# listing took. Only a listing finds what other engines of a server store.
+# The depot is listed again, if it has changed or a tier may answer late, after this time and after
+# 20 times what the last listing took. Only a listing finds what other engines of a server store.
 SHARED_SECONDS = 30.0
 OWN_SECONDS = 600.0
 LISTING_SHARE = 20
@@ -345,9 +345,13 @@ class Events:
             self._begin_listing(repeats=True)
         elif self._list_again:
             self._begin_listing()
-        elif now >= self._next_listing and (self._shared or len(self._depot.tiers) > 1):
+        elif now >= self._next_listing and (
+            self._shared or self._late or len(self._depot.tiers) > 1
+        ):
             counted = self._counted()
-            if counted != self._counted_last:
+            # Others change a tier that may answer late, and a late answer withdraws blocks, without
+            # a change of these counters.
+            if self._late or counted != self._counted_last:
                 self._counted_last = counted
                 self._begin_listing()
             else:
