@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import zmq
 from engine_manager import Clock, World, context, key
+from hosts import until
 from kvdepot.vllm import events as kvdepot_events
 from kvdepot.vllm.beside import Hashes
 from kvdepot.vllm.compat.events import Described
@@ -181,15 +182,13 @@ class Engine:
     def agrees(self, *, due: float = 0.0) -> None:
         """As soon as it does: a thread of the depot's evicts ahead of need. Before each try `due`
         seconds pass, so that a listing finds what has moved."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while True:
+
+        def are_equal() -> bool:
             self.clock.now += due
             self.settle()
-            there, stored = self.publisher.indexer.there(), self.stored()
-            if there == stored:
-                return
-            assert time.monotonic() < deadline, (there - stored, stored - there)
-            time.sleep(0.01)
+            return self.publisher.indexer.there() == self.stored()
+
+        until("an indexer has what the depot has", are_equal, DEADLINE_SECONDS)
 
     def at_rest(self, check: Callable[[], bool]) -> bool:
         """The result of a check during which the depot has neither stored nor evicted anything."""
