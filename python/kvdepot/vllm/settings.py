@@ -46,7 +46,8 @@ UNTESTED = Setting(
 SHARED_BETWEEN_VERSIONS = Setting(
     ("share_vllm_versions",),
     _settings.TRUE_OR_FALSE,
-    "if `true`, engines with different minor versions of vLLM or transformers share blocks "
+    "if `true`, the namespace omits the minor versions of vLLM and transformers. Engines with "
+    "different versions then share the blocks that were stored with this setting "
     "([versions](#versions-of-vllm))",
     default=False,
 )
