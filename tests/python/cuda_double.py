@@ -29,12 +29,15 @@ def build(folder: Path) -> str:
 
 
 @functools.cache
+def built() -> str:
+    return build(Path(tempfile.mkdtemp(prefix="kvdepot-double-")))
+
+
 def double() -> ctypes.CDLL:
     """The double as this process's driver, and its functions. It stays: so does its process's use
     of it."""
-    folder = Path(tempfile.mkdtemp(prefix="kvdepot-double-"))
-    os.environ["KVDEPOT_CUDA_LIBRARY"] = path = build(folder)
-    library = ctypes.CDLL(path)
+    os.environ["KVDEPOT_CUDA_LIBRARY"] = built()
+    library = ctypes.CDLL(built())
     library.double_busy_stream.restype = ctypes.c_int64
     library.double_release.argtypes = [ctypes.c_int64]
     return library
