@@ -8,6 +8,7 @@ import gc
 import importlib.util
 import os
 import re
+import resource
 import secrets
 import shutil
 import signal
@@ -34,6 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Gives tests, and the processes that they start, what they take for granted."""
     # Ignored in a job of a shell's background, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Many systems allow a process more files than it has at first.
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, min(most, 1 << 16)), most))
     os.umask(0o022)
     os.environ.update(LC_ALL="C.UTF-8", TZ="UTC")
     # Each process would compile all that it imports of vLLM and torch: half a minute.

@@ -10,6 +10,7 @@ os.environ["LMCACHE_TRACK_USAGE"] = "false"
 
 import contextlib
 import itertools
+import resource
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -122,6 +123,21 @@ def engine(tmp_path: Path, pipeline: str) -> Iterator[Engine]:
 @pytest.fixture
 def backend(engine: Engine) -> Any:
     return engine.backend()
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """As many as a process has at first where nobody has set more."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def pinned(wanted: int, calls: int = 1) -> int:
+    """How many chunks each of so many restores may pin here: a file each, an eighth of all that
+    this process may have open."""
+    return min(wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8 // calls)
 
 
 class Chunks:

@@ -221,7 +221,9 @@ def test_nonsense_asked_of_a_listing_is_refused(caller: Caller):
             caller.adapter.list_l2_keys(**wrong)
 
 
-def test_more_salts_than_the_directory_has_entries(host: Host, caller: Caller):
+def test_more_salts_than_the_directory_has_entries(
+    host: Host, caller: Caller, few_descriptors: None
+):
     names = [mp.key(1, cache_salt=f"tenant{number}") for number in range(300)]
     assert caller.store(names).is_successful()
     host.close(caller)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from . import pipelines
-from .conftest import CHUNK_BYTES, Chunks, Engine
+from .conftest import CHUNK_BYTES, Chunks, Engine, pinned
 
 InUse = Callable[[Any], int]
 
@@ -27,7 +27,7 @@ def damage(engine: Engine, chunks: Chunks, key: Any) -> None:
 def test_blocking_and_asynchronous_restores_run_together(
     backend: Any, chunks: Chunks, in_use: InUse
 ):
-    keys = chunks.keys(64)
+    keys = chunks.keys(pinned(64, calls=8))
     chunks.put(backend, keys)
 
     def blocking() -> list[Any]:

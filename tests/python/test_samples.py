@@ -26,6 +26,8 @@ def stage() -> Iterator[Stage]:
         shutil.rmtree(root)
 
 
+# Some have a real model read a page.
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", HAVE)
 def test_samples_of(page: str, stage: Stage) -> None:
     if any("import torch" in sample.text for sample in HAVE[page]):
