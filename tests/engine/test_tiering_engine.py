@@ -103,6 +103,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(ROOT / "build" / "vllm-cache"))
     monkeypatch.setattr(gpu_worker, "SingleDirectionOffloadingHandler", StandIn)
     monkeypatch.setattr(TieringOffloadingSpec, "get_worker", TieringOffloadingSpec.create_worker)
+    # vLLM 0.31 asks for it; torch with CUDA has none without a driver.
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     started: list[EngineDouble] = []
 
     def one(

@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vllm.device_allocator.cumem import CuMemAllocator
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext, get_offload_group_idx
@@ -43,6 +42,9 @@ class Adapter:
 
         Nothing tells the connector, so the allocator waits.
         """
+        # A build for CUDA cannot import it on a machine without a driver.
+        from vllm.device_allocator.cumem import CuMemAllocator
+
         # Made before the KV caches are, where the engine may sleep.
         allocator = CuMemAllocator.instance
         if allocator is not None:
