@@ -117,9 +117,13 @@ def test_no_hook_of_the_scheduler_raises(world: World) -> None:
         "reset_cache": lambda: manager.reset_cache(),
         "get_stats": lambda: manager.get_stats(),
         "shutdown": lambda: manager.shutdown(),
+        # From 0.33 on.
+        "config_info": lambda: manager.config_info(),
+        "on_reset_flushed": lambda: manager.on_reset_flushed(),
     }
-    offered = [name for name, _ in inspect.getmembers(OffloadingManager, inspect.isfunction)]
-    assert set(hooks) == set(offered), "a hook that this test does not know"
+    offered = {name for name, _ in inspect.getmembers(OffloadingManager, inspect.isfunction)}
+    assert not offered - set(hooks), "a hook that this test does not know"
+    hooks = {name: hook for name, hook in hooks.items() if name in offered}
     answers = {name: hook() for name, hook in hooks.items() if name != "shutdown"}
     assert answers["lookup"] is LookupResult.MISS
     assert [group.placements for group in answers["prepare_load"].groups] == [[None]]

@@ -398,7 +398,7 @@ def test_after_a_reset_nothing_from_before_it_is_served(tmp_path: Path, start: S
     engine.forget()
     while engine.look(running, before)[0] is not HIT:
         time.sleep(0.001)
-    engine.manager.reset_cache()
+    engine.reset()
     while (found := engine.look(running, before))[0] is RETRY:
         time.sleep(0.001)
     assert found == [MISS]
@@ -413,7 +413,7 @@ def test_after_a_reset_nothing_from_before_it_is_served(tmp_path: Path, start: S
     assert len(engine.load(*after)) == 3
     assert len(files(tmp_path)) == 6
     # Nobody will ask for the epoch that ends.
-    engine.manager.reset_cache()
+    engine.reset()
     assert len(files(tmp_path)) == 3
     engine.close()
     assert len(start(posix(tmp_path)).load(*before)) == 3
@@ -429,7 +429,7 @@ def test_a_reset_keeps_or_removes_what_it_is_told_to(
     keys = names("a", 3)
     engine.store(*keys)
     engine.offer(engine.begin(*keys), *keys)
-    engine.manager.reset_cache()
+    engine.reset()
     assert len(engine.load(*keys)) == left
     assert len(files(tmp_path)) == left
 
