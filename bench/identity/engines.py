@@ -193,6 +193,15 @@ def look_at_models_here() -> Callable[[], None]:
     return lambda: setattr(registry, "_run_in_subprocess", ask)
 
 
+def configured(arguments: Any) -> Any:
+    """vLLM's configuration for an engine's arguments, made without such a process."""
+    undo = look_at_models_here()
+    try:
+        return arguments.create_engine_config()
+    finally:
+        undo()
+
+
 def _serve(
     engine: dict[str, Any], prompts: list[dict[str, Any]], probed: Probed
 ) -> list[dict[str, Any]]:

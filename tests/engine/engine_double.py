@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from identity.engines import look_at_models_here
+from identity.engines import configured
 from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -374,8 +374,4 @@ def vllm_config(
         kv_transfer_config=KVTransferConfig(**transfer),
         kv_events_config=events and KVEventsConfig(**events),
     )
-    undo = look_at_models_here()
-    try:
-        return arguments.create_engine_config()
-    finally:
-        undo()
+    return configured(arguments)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from identity.engines import look_at_models_here
+from identity.engines import configured
 from kvdepot.engine import options
 
 pytest.importorskip("vllm", reason="engine: vLLM is not installed (make test installs it)")
@@ -90,11 +90,7 @@ def engine_config(directory: Path, **arguments: Any) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
     chosen = {"dtype": "float32", "enforce_eager": True, "skip_tokenizer_init": True}
-    undo = look_at_models_here()
-    try:
-        return EngineArgs(model=str(directory), **(chosen | arguments)).create_engine_config()
-    finally:
-        undo()
+    return configured(EngineArgs(model=str(directory), **(chosen | arguments)))
 
 
 @pytest.fixture(scope="module")

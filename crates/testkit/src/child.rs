@@ -73,7 +73,7 @@ pub fn sleep_until_killed() -> ! {
     }
 }
 
-/// What a child writes.
+/// The standard output of a child.
 #[derive(Debug)]
 struct Output {
     pipe: ChildStdout,
@@ -171,7 +171,7 @@ impl Child {
     /// Waits until it says this.
     ///
     /// # Panics
-    /// When it ends without, or does not say it for minutes.
+    /// If the child ends before this line, or does not write the line within minutes.
     pub fn expect(&mut self, wanted: &str) {
         self.lines_until(wanted, 1, |line| line == wanted);
     }
@@ -180,7 +180,7 @@ impl Child {
     /// returns all of them.
     ///
     /// # Panics
-    /// When it ends without, or does not say them for minutes.
+    /// If the child ends before these lines, or does not write them within minutes.
     pub fn wait_for(&mut self, word: &str, count: u64) -> Vec<String> {
         self.lines_until(word, count, |line| line.split(' ').next() == Some(word))
     }
@@ -224,10 +224,10 @@ impl Child {
         self.process.wait().unwrap()
     }
 
-    /// Kills it, and returns what it has said and nobody has read.
+    /// Kills the child, and returns the lines that were not read yet.
     ///
     /// # Panics
-    /// When it had ended by itself: it may have crashed.
+    /// If the child had already ended: it may have crashed.
     pub fn kill_and_rest(&mut self) -> Vec<String> {
         let ended = self.kill();
         let rest: Vec<String> = std::iter::from_fn(|| self.line()).collect();
@@ -240,7 +240,7 @@ impl Child {
     /// returns all lines.
     ///
     /// # Panics
-    /// When it ends by itself, or does not say them for minutes.
+    /// If the child ends before the kill, or does not write the lines within minutes.
     pub fn kill_after(&mut self, word: &str, count: u64, more: Duration) -> Vec<String> {
         let mut said = self.wait_for(word, count);
         std::thread::sleep(more);

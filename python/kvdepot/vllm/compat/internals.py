@@ -75,7 +75,7 @@ def request_states(scheduler: Any) -> Mapping[str, Any]:
 
 
 def has_transfers(scheduler: Any, request: str) -> bool:
-    """Whether loads or stores of a request are under way: until they end, vLLM looks nothing up."""
+    """Whether loads or stores of a request are in progress. vLLM makes no lookup until they end."""
     return bool(scheduler._req_status[request].transfer_jobs)
 
 

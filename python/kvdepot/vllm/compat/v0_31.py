@@ -9,7 +9,7 @@ from kvdepot.vllm.compat import internals
 
 
 class Source(enum.StrEnum):
-    """What vLLM counts hits under from 0.32 on; nobody asks for it here."""
+    """Stands for the source of hits that vLLM has from 0.32 on. vLLM 0.31 never reads it."""
 
     HOST = "host"
     DISK = "disk"
