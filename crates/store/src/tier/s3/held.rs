@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvdepot_arena::format::file_header::LEN;
+use kvdepot_arena::held::Mutex;
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, TakesBack, Token, Wanted};
 use kvdepot_media::{Buffer, Carrier, Checksum, Mac};
-use parking_lot::Mutex;
 
 use super::object::Object;
 use super::staging::Staged;
@@ -184,16 +184,21 @@ impl Held {
     }
 
     pub(super) fn unpin(&self, places: &[Place]) {
-        let mut state = self.state.lock();
-        for place in places {
-            let sequence = place.token.sequence;
-            let Some(block) = state.blocks.get_mut(&sequence) else {
-                continue;
-            };
-            block.holds -= 1;
-            if block.holds == 0 {
-                state.remove(sequence);
+        for some in places.chunks(KEYS_TURN) {
+            // Dropped when the lock is free.
+            let mut ended = Vec::new();
+            let mut state = self.state.lock();
+            for place in some {
+                let sequence = place.token.sequence;
+                let Some(block) = state.blocks.get_mut(&sequence) else {
+                    continue;
+                };
+                block.holds -= 1;
+                if block.holds == 0 {
+                    ended.extend(state.remove(sequence));
+                }
             }
+            drop(state);
         }
     }
 
@@ -212,10 +217,12 @@ impl Held {
 
     /// From now on a removal ends these, however long they take.
     pub(super) fn publishes(&self, written: &[(Reserved, Checksum)]) {
-        let mut state = self.state.lock();
-        for (reserved, _) in written {
-            if let Some(new) = state.new_of(reserved) {
-                new.copy = true;
+        for some in written.chunks(KEYS_TURN) {
+            let mut state = self.state.lock();
+            for (reserved, _) in some {
+                if let Some(new) = state.new_of(reserved) {
+                    new.copy = true;
+                }
             }
         }
     }
@@ -462,5 +469,46 @@ impl Ends for Held {
         if let Some(new) = self.state.lock().new_of(place) {
             new.leaves = leaves;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_arena::held;
+
+    use super::*;
+
+    #[test]
+    fn a_call_over_s3_lets_others_have_their_turn_between_its_blocks() {
+        let blocks = Held::new(1, None);
+        let name = |number: usize| {
+            let mut key = [0; 32];
+            key[..8].copy_from_slice(&(number as u64).to_le_bytes());
+            Identity {
+                namespace: NamespaceId([1; 16]),
+                key: Key(key),
+            }
+        };
+        let places = (0..8 * KEYS_TURN).map(|number| {
+            let place = blocks.add(Place::of(name(number)), What::New(New::default()));
+            place.unwrap()
+        });
+        let places: Vec<Place> = places.collect();
+        let keys: Vec<Key> = places.iter().map(|place| place.identity.key).collect();
+        assert_eq!(blocks.counts(), (0, places.len() as u64));
+        let most = |call: &dyn Fn()| {
+            held::most_steps();
+            call();
+            held::most_steps() as usize
+        };
+        let steps = [
+            most(&|| blocks.forget_copies(NamespaceId([1; 16]), Some(&keys))),
+            most(&|| blocks.unpin(&places)),
+        ];
+        assert!(
+            steps.iter().all(|steps| *steps <= 4 * KEYS_TURN),
+            "{steps:?} under one lock"
+        );
+        assert_eq!(blocks.counts(), (0, 0));
     }
 }
