@@ -1,24 +1,22 @@
 //! A tier that may answer late, as the pipeline asks it: each question has a limit, and one that
-//! does not answer is left alone for a while. A lookup's limit is of the whole, and what was found
-//! by then counts; any other is of the silence between one sign of an answer and the next.
-//!
-//! *The breaker.* Where several answers in a row have not come, nothing is asked for some time: a
-//! broken tier is a miss, at once. Then one question goes through; if it is answered the breaker
-//! closes, and if not it stays open for twice as long, up to five seconds.
+//! does not answer is left alone for a while ([`Breaker`]). A lookup's limit is of the whole, and
+//! what was found by then counts; any other is of the silence between one sign of an answer and the
+//! next.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvdepot_arena::held::TURN;
 use kvdepot_arena::{
-    Cause, Full, Key, NamespaceId, Place, Refused, Reserved, TierStats, Token, Wanted, clock,
+    Cause, Full, Key, NamespaceId, Place, Refused, Reserved, TierStats, Token, Wanted,
 };
 use kvdepot_media::{Checksum, is_simulated};
 use parking_lot::{Mutex, RwLock};
 
 use super::alarm::Alarm;
+use super::breaker::{Breaker, Question};
 use super::contract::{NamespacePage, Page, Tier};
 use super::door::DoorKey;
 use super::file::Directory;
@@ -26,14 +24,6 @@ use super::late::{Pending, Reply, ask, ask_or};
 use super::slots::{Permits, Slots};
 use crate::chances::UNKNOWN;
 use crate::ghosts::Ghosts;
-
-/// Questions in a row without an answer that open the breaker.
-const FAILURES: u32 = 3;
-
-/// Time for which the breaker is open at first, and at most: a tier that answers again is of use
-/// within seconds, however long it was silent. A trial in vain takes its own time besides.
-const OPEN_FIRST: Duration = Duration::from_millis(500);
-const OPEN_MOST: Duration = Duration::from_secs(5);
 
 /// Steps of calls whose blocks are pinned or reserved at a time: for callers who end that when they
 /// like, for gets and puts of clients, for promotions, and for write-back to the next tier. Calls
@@ -84,7 +74,7 @@ pub(crate) struct Later<T> {
     pending: Pending<T>,
     limit: Duration,
     /// `None` if it is no answer of the tier.
-    breaker: Option<Arc<Breaker>>,
+    question: Option<Question>,
     alarm: Arc<Alarm>,
 }
 
@@ -105,8 +95,8 @@ impl<T: Send + 'static> Answer<T> {
         };
         let unasked = later.pending.unasked();
         let answer = wait(later.pending, &later.alarm, later.limit);
-        if let Some(breaker) = later.breaker {
-            breaker.heard_late(answer.is_some(), &unasked);
+        if let Some(question) = later.question {
+            question.heard_late(answer.is_some(), &unasked);
         }
         answer
     }
@@ -130,13 +120,13 @@ impl<T: Send + 'static> Later<T> {
         let Later {
             pending,
             limit,
-            breaker,
+            question,
             alarm,
         } = self;
         let unasked = pending.unasked();
         pending.then(Some((&alarm, limit)), move |answer| {
-            if let Some(breaker) = breaker {
-                breaker.heard_late(answer.is_some(), &unasked);
+            if let Some(question) = question {
+                question.heard_late(answer.is_some(), &unasked);
             }
             then(answer);
         });
@@ -195,8 +185,7 @@ impl Apart {
     pub(crate) fn stats(&self) -> TierStats {
         let mut stats = self.tier.stats();
         stats.full += self.full.load(Ordering::Relaxed);
-        stats.timeouts = self.breaker.unheard.load(Ordering::Relaxed);
-        stats.circuit_open = self.breaker.opened.load(Ordering::Relaxed);
+        (stats.timeouts, stats.circuit_open) = self.breaker.counts();
         stats
     }
 
@@ -251,7 +240,7 @@ impl Apart {
             Err(pending) => Answer::Later(Later {
                 pending,
                 limit,
-                breaker: None,
+                question: None,
                 alarm: Arc::clone(&self.alarm),
             }),
         }
@@ -338,14 +327,14 @@ impl Apart {
         put: impl FnOnce(Reply<T>),
     ) -> Answer<T> {
         match self.breaker.lets_through() {
-            true => self.put_through(limit, (reply, pending), put),
-            false => Answer::Now(None),
+            Some(question) => self.put_through((question, limit), (reply, pending), put),
+            None => Answer::Now(None),
         }
     }
 
     fn put_through<T: Send + 'static>(
         &self,
-        limit: Duration,
+        (question, limit): (Question, Duration),
         (reply, pending): (Reply<T>, Pending<T>),
         put: impl FnOnce(Reply<T>),
     ) -> Answer<T> {
@@ -355,15 +344,15 @@ impl Apart {
             Ok(answer) => {
                 match answer.is_some() && unasked.load(Ordering::Relaxed) {
                     // The next call tries.
-                    true => self.breaker.state.lock().tries = false,
-                    false => self.breaker.heard(answer.is_some()),
+                    true => drop(question),
+                    false => question.heard(answer.is_some()),
                 }
                 Answer::Now(answer)
             }
             Err(pending) => Answer::Later(Later {
                 pending,
                 limit,
-                breaker: Some(Arc::clone(&self.breaker)),
+                question: Some(question),
                 alarm: Arc::clone(&self.alarm),
             }),
         }
@@ -412,8 +401,10 @@ impl Apart {
 
     /// One that is left alone hears of it all the same, and nobody waits.
     pub(crate) fn discard(&self, places: &[Place]) -> Answer<usize> {
-        let waits = self.breaker.lets_through();
-        let answer = self.put_through(self.patience, ask(), |reply| {
+        let question = self.breaker.lets_through();
+        let waits = question.is_some();
+        let question = question.unwrap_or_else(|| self.breaker.question());
+        let answer = self.put_through((question, self.patience), ask(), |reply| {
             self.tier.discard(places, reply);
         });
         if waits {
@@ -471,119 +462,10 @@ impl Apart {
     }
 }
 
-/// Circuit breaker of a tier.
-struct Breaker {
-    name: &'static str,
-    state: Mutex<Circuit>,
-    unheard: AtomicU64,
-    opened: AtomicU64,
-}
-
-#[derive(Default)]
-struct Circuit {
-    failures: u32,
-    /// Nothing is asked before.
-    open_until: Option<Instant>,
-    open_for: Duration,
-    /// One question is under way to see whether it can be closed.
-    tries: bool,
-}
-
-impl Breaker {
-    fn new(name: &'static str) -> Breaker {
-        Breaker {
-            name,
-            state: Mutex::default(),
-            unheard: AtomicU64::new(0),
-            opened: AtomicU64::new(0),
-        }
-    }
-
-    fn lets_through(&self) -> bool {
-        let mut state = self.state.lock();
-        let Some(until) = state.open_until else {
-            return true;
-        };
-        if state.tries || clock::now() < until {
-            return false;
-        }
-        state.tries = true;
-        true
-    }
-
-    /// Notes whether a question was answered that took its time. One that waited in this process
-    /// until its limit says nothing of the tier: it neither closes the breaker nor counts.
-    fn heard_late(&self, answered: bool, unasked: &AtomicBool) {
-        if !(answered && unasked.load(Ordering::Relaxed)) {
-            return self.heard(answered);
-        }
-        let mut state = self.state.lock();
-        if state.tries {
-            state.tries = false;
-            state.open_until = clock::now().checked_add(state.open_for);
-        }
-    }
-
-    /// Notes whether a question was answered.
-    fn heard(&self, answered: bool) {
-        let mut state = self.state.lock();
-        if answered {
-            if state.open_until.is_some() {
-                tracing::info!(
-                    tier = self.name,
-                    "tier responding again; circuit breaker closed"
-                );
-            }
-            *state = Circuit::default();
-            return;
-        }
-        self.unheard.fetch_add(1, Ordering::Relaxed);
-        state.failures = state.failures.saturating_add(1);
-        let was_open = state.open_until.is_some();
-        if state.failures < FAILURES || (was_open && !state.tries) {
-            return;
-        }
-        state.open_for = match was_open {
-            true => (state.open_for * 2).min(OPEN_MOST),
-            false => OPEN_FIRST,
-        };
-        state.open_until = clock::now().checked_add(state.open_for);
-        state.tries = false;
-        if !was_open {
-            self.opened.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(
-                tier = self.name,
-                "tier not responding; circuit breaker open, lookups are misses"
-            );
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_tier_that_does_not_answer_is_left_alone_until_it_does() {
-        let breaker = Breaker::new("Test");
-        for _ in 0..FAILURES {
-            assert!(breaker.lets_through());
-            breaker.heard(false);
-        }
-        assert!(!breaker.lets_through());
-        let over = clock::now().checked_sub(Duration::from_millis(1));
-        breaker.state.lock().open_until = over;
-        assert!(breaker.lets_through());
-        assert!(!breaker.lets_through(), "one tries");
-        breaker.heard(false);
-        assert!(!breaker.lets_through());
-        assert_eq!(breaker.state.lock().open_for, 2 * OPEN_FIRST);
-        breaker.state.lock().open_until = over;
-        assert!(breaker.lets_through());
-        breaker.heard(true);
-        assert!(breaker.lets_through() && breaker.lets_through());
-        assert_eq!(breaker.opened.load(Ordering::Relaxed), 1);
-    }
+    use crate::tier::breaker::{FAILURES, trial_of};
 
     #[test]
     fn an_answer_that_no_tier_gave_closes_no_breaker() {
@@ -595,36 +477,18 @@ mod tests {
             let later = Later {
                 pending,
                 limit: Duration::from_millis(1),
-                breaker: Some(Arc::clone(&breaker)),
+                question: Some(trial_of(&breaker)),
                 alarm: Arc::clone(&alarm),
             };
             assert!(Answer::Later(later).wait().is_some());
             drop(reply);
         };
-        (1..FAILURES).for_each(|_| breaker.heard(false));
+        (1..FAILURES).for_each(|_| trial_of(&breaker).heard(false));
         refused();
-        breaker.heard(false);
-        assert!(!breaker.lets_through(), "failures are counted on");
-        let over = clock::now().checked_sub(Duration::from_millis(1));
-        breaker.state.lock().open_until = over;
-        assert!(breaker.lets_through());
+        trial_of(&breaker).heard(false);
+        assert!(breaker.lets_through().is_none(), "failures are counted on");
+        breaker.pass_time();
         refused();
-        assert!(breaker.state.lock().open_until > Some(clock::now()));
-        assert!(!breaker.lets_through(), "it is open still");
-    }
-
-    #[test]
-    fn a_tier_is_asked_again_within_seconds_however_long_it_was_silent() {
-        let breaker = Breaker::new("Test");
-        (0..FAILURES).for_each(|_| breaker.heard(false));
-        for _ in 0..100 {
-            let over = clock::now().checked_sub(Duration::from_millis(1));
-            breaker.state.lock().open_until = over;
-            assert!(breaker.lets_through());
-            breaker.heard(false);
-        }
-        let pause = breaker.state.lock().open_for;
-        assert_eq!(pause, OPEN_MOST);
-        assert!(pause < Duration::from_secs(10), "{pause:?}");
+        assert!(breaker.lets_through().is_none(), "it is open still");
     }
 }

@@ -7,6 +7,7 @@
 mod alarm;
 mod apart;
 mod arenas;
+mod breaker;
 mod contract;
 mod departures;
 mod description;

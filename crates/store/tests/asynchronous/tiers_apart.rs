@@ -459,6 +459,40 @@ fn a_tier_that_does_not_answer_is_a_miss_and_is_left_alone_until_it_does() {
 }
 
 #[test]
+fn a_put_that_tries_a_silent_tier_keeps_lookups_from_it_for_seconds() {
+    /// An hour, in microseconds.
+    const SILENT: u64 = 3_600_000_000;
+    let mood = Arc::new(Mood::default());
+    let dir = tempfile::tempdir().unwrap();
+    let limits = json!({"close_timeout": "1s", "lookup_timeout": "300ms", "tier_timeout": "1h"});
+    let depot = open_with(&slow_files(&mood), "Slow", &dir, limits);
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1], LEN), [true]);
+    mood.delay.store(SILENT, Ordering::Relaxed);
+    eventually("an open circuit breaker", || {
+        !has(&ns, &[1], LEN) && depot.stats().tiers[0].circuit_open > 0
+    });
+    let asked = || mood.asked.load(Ordering::Relaxed);
+    let (mut number, mut trial) = (100, None);
+    eventually("a put that tries", || {
+        let before = asked();
+        number += 1;
+        let task = start_put(&ns, &[number], LEN);
+        eventually("the end of a put, or its question", || {
+            task.is_done() || asked() > before
+        });
+        let tries = !task.is_done();
+        trial = Some(task);
+        tries
+    });
+    // From here on the tier answers, but for that put.
+    mood.delay.store(0, Ordering::Relaxed);
+    eventually("a hit", || has(&ns, &[1], LEN));
+    assert!(trial.is_some_and(|put| !put.is_done()));
+    depot.close();
+}
+
+#[test]
 fn blocks_go_through_three_tiers_that_fail_at_random() {
     let mood = Arc::new(Mood::default());
     mood.delay.store(200, Ordering::Relaxed);
