@@ -26,6 +26,9 @@ const BATCH_BYTES: u64 = 64 << 20;
 /// wait for the batch under way.
 const PROMOTE_BYTES: u64 = 4 << 20;
 const BATCH_BLOCKS: usize = 1024;
+/// Promotions that are looked at for one batch, under the ledger: of small blocks there are very
+/// many.
+const LOOKS: usize = 1024;
 /// After so many batches of others the promotion that has waited longest has its turn.
 const PASSED_MAX: u32 = 8;
 /// Pause before a block is tried again that somebody else is writing to the far tier.
@@ -363,18 +366,21 @@ impl Core {
 }
 
 impl Queues {
-    /// Position of the first promotion that gets wait for, when there have been so many `joins`.
-    /// Promotions are many: between two joins each is looked at once.
-    fn first_joined(&mut self, joins: u64) -> Option<usize> {
-        if std::mem::replace(&mut self.joins, joins) != joins {
-            self.unjoined = 0;
-        }
-        for one in self.promotions.range(self.unjoined..) {
-            held::worked();
-            if one.is_joined() {
-                return Some(self.unjoined);
+    /// Position of the next promotion that gets wait for, when there have been so many `joins`. All
+    /// are looked at once more after a join, [`LOOKS`] of them for each batch.
+    fn next_joined(&mut self, joins: u64) -> Option<usize> {
+        for _ in 0..LOOKS {
+            if self.looked >= self.promotions.len() {
+                if self.joins == joins {
+                    return None;
+                }
+                (self.joins, self.looked) = (joins, 0);
             }
-            self.unjoined += 1;
+            held::worked();
+            if self.promotions.get(self.looked)?.is_joined() {
+                return Some(self.looked);
+            }
+            self.looked += 1;
         }
         None
     }
@@ -384,7 +390,7 @@ impl Queues {
     fn take_work(&mut self, rested: bool, joins: u64) -> Option<Work> {
         // What gets wait for and what goes on take turns.
         let is_due = self.passed >= PASSED_MAX && !self.promotions.is_empty();
-        let joined = self.first_joined(joins).filter(|_| !is_due);
+        let joined = self.next_joined(joins).filter(|_| !is_due);
         let went_on = std::mem::take(&mut self.went_on);
         if rested && !self.outward.is_empty() && !(is_due || went_on && joined.is_some()) {
             self.went_on = true;
@@ -415,7 +421,7 @@ impl Queues {
         };
         let more = self.promotions.range(at + 1..).take_while(fits);
         let end = at + 1 + more.count();
-        self.unjoined -= end.min(self.unjoined).saturating_sub(at);
+        self.looked -= end.min(self.looked).saturating_sub(at);
         Some(Work::Promote(self.promotions.drain(at..end).collect()))
     }
 }
@@ -475,7 +481,7 @@ mod tests {
 
     #[test]
     fn a_promotion_is_looked_at_once_unless_somebody_has_joined_one() {
-        const MANY: u64 = 2000;
+        const MANY: u64 = 1000;
         let loads = Loads::of_one_tier();
         let _elsewhere = loads.joined(promotion(1, None).place.identity);
         let mut queues = Queues::default();
@@ -511,5 +517,50 @@ mod tests {
         }
         let work = held::work().mine - before;
         assert!(work < 4 * MANY, "{work} steps for {MANY} promotions");
+    }
+
+    #[test]
+    fn a_batch_looks_at_few_promotions_however_many_there_are_and_are_joined() {
+        const MANY: u64 = 8 * LOOKS as u64;
+        let loads = Loads::of_one_tier();
+        let name = |number: u64| {
+            let mut identity = promotion(0, None).place.identity;
+            identity.key.0[1..9].copy_from_slice(&number.to_le_bytes());
+            identity
+        };
+        let mut queues = Queues::default();
+        for number in 0..MANY {
+            let mut one = promotion(0, None);
+            one.place.identity = name(number);
+            // Four are a batch.
+            one.place.len = PROMOTE_BYTES / 4;
+            one.load = loads.claim(1, one.place.identity);
+            queues.promotions.push_back(one);
+        }
+        let mut next = || {
+            let before = held::work().mine;
+            let work = queues.take_work(true, loads.joins());
+            let looks = held::work().mine - before;
+            assert!(looks <= LOOKS as u64, "{looks} looks");
+            match work {
+                Some(Work::Promote(blocks)) => blocks,
+                _ => panic!("there are promotions"),
+            }
+        };
+        // Somebody joins a load before each batch, and at last one that has been looked at.
+        let mut joined = Vec::new();
+        for number in 0..3 {
+            joined.push(loads.joined(name(MANY + number)));
+            assert_eq!(next().len(), 4);
+        }
+        loads.join(name(100));
+        let mut found = Vec::new();
+        for number in 3..5 + MANY / LOOKS as u64 {
+            joined.push(loads.joined(name(MANY + number)));
+            found.extend(next().into_iter().filter(Promotion::is_joined));
+        }
+        let found: Vec<_> = found.iter().map(|one| one.place.identity).collect();
+        assert_eq!(found, [name(100)]);
+        drop(joined);
     }
 }

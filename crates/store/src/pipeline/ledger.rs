@@ -121,8 +121,9 @@ pub(super) struct Queues {
     pub(super) rest_until: Option<Instant>,
     /// Blocks of the other tier on their way to the nearest one.
     pub(super) promotions: VecDeque<Promotion>,
-    /// The first promotions, of which none was joined when there had been this many joins.
-    pub(super) unjoined: usize,
+    /// The first promotions, of which none was joined when they were looked at, and how many joins
+    /// there had been when that began.
+    pub(super) looked: usize,
     pub(super) joins: u64,
     pub(super) promotion_bytes: u64,
     /// Their number: each is pinned until it has come.
