@@ -136,18 +136,22 @@ impl Core {
         let _pass = self.gate.enter()?;
         self.forget(id, keys);
         self.edges.iter().for_each(|edge| edge.forget(id, keys));
-        let found = self.found(self.gate.enter()?, id, keys);
+        let mut found = self.stored(id, keys);
         // Near, far, near: a copy under way in either direction finds its source removed, or has
         // arrived where the next step looks.
-        let mut silent = Ok(0);
+        let mut silent = Ok(());
         for tier in self.tiers.iter().chain(self.tiers.iter().rev().skip(1)) {
             match tier {
                 Stage::Here(arenas) => {
                     arenas.remove(id, keys);
                 }
                 Stage::Apart(apart) => {
+                    let gone = heard(tier, apart.remove(id, keys).wait());
+                    let removed = gone.map(|gone| {
+                        let each = found.iter_mut().zip(gone);
+                        each.for_each(|(found, gone)| *found |= gone);
+                    });
                     // The others are asked all the same.
-                    let removed = heard(tier, apart.remove(id, keys).wait());
                     silent = silent.and(removed);
                 }
             }

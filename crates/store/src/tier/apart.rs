@@ -443,7 +443,7 @@ impl Apart {
         )
     }
 
-    pub(crate) fn remove(&self, id: NamespaceId, keys: &[Key]) -> Answer<usize> {
+    pub(crate) fn remove(&self, id: NamespaceId, keys: &[Key]) -> Answer<Vec<bool>> {
         self.ask(self.patience, |reply| self.tier.remove(id, keys, reply))
     }
 

@@ -173,11 +173,11 @@ pub trait Tier: Send + Sync {
     /// is pinned under the token of its reservation.
     fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>);
 
-    /// Removes blocks and answers with their number.
+    /// Removes blocks, and answers for each key whether the tier had its block.
     ///
     /// A copy of a block that was reserved before ([`Wanted::copy`]), or is being committed, is no
     /// longer published. Its commit answers that it is not stored.
-    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>);
+    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>);
 
     /// Removes every block of a namespace and answers with their number.
     fn clear(&self, namespace: NamespaceId, reply: Reply<usize>);

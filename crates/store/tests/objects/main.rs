@@ -10,5 +10,6 @@ mod common;
 mod s3;
 mod s3_conditions;
 mod s3_faults;
+mod s3_linear;
 mod s3_lists;
 mod s3_pressure;

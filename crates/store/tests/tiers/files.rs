@@ -117,6 +117,10 @@ impl Files {
         self.path.join(name_of(identity))
     }
 
+    fn delete(&self, identity: &Identity) -> bool {
+        fs::remove_file(self.path_of(identity)).is_ok()
+    }
+
     /// Opens a file and holds it once.
     fn hold(&self, name: String, raw: fs::File, mut place: Place) -> Option<Place> {
         let sequence = self.open.next.fetch_add(1, Ordering::Relaxed) + 1;
@@ -260,7 +264,7 @@ impl Tier for Files {
     }
 
     fn discard(&self, places: &[Place], reply: Reply<usize>) {
-        let gone = |place: &&Place| fs::remove_file(self.path_of(&place.identity)).is_ok();
+        let gone = |place: &&Place| self.delete(&place.identity);
         reply.answer(places.iter().filter(gone).count());
     }
 
@@ -299,18 +303,18 @@ impl Tier for Files {
         reply.answer(each.collect());
     }
 
-    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>) {
+    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
         let mut files = self.open.files.lock().unwrap();
         let copies = files.values_mut().filter(|opened| opened.copy);
         for opened in copies.filter(|opened| opened.place.identity.namespace == namespace) {
             opened.removed |= keys.contains(&opened.place.identity.key);
         }
         drop(files);
-        let remove = |key: &&Key| {
-            let key = **key;
-            fs::remove_file(self.path_of(&Identity { namespace, key })).is_ok()
+        let remove = |key: &Key| {
+            let key = *key;
+            self.delete(&Identity { namespace, key })
         };
-        reply.answer(keys.iter().filter(remove).count());
+        reply.answer(keys.iter().map(remove).collect());
     }
 
     fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
@@ -319,12 +323,9 @@ impl Tier for Files {
             opened.removed |= opened.place.identity.namespace == namespace;
         }
         drop(files);
-        let keys: Vec<Key> = self
-            .all(namespace)
-            .into_iter()
-            .map(|(key, _)| key)
-            .collect();
-        self.remove(namespace, &keys, reply);
+        let names = self.all(namespace).into_iter();
+        let names = names.map(|(key, _)| Identity { namespace, key });
+        reply.answer(names.filter(|name| self.delete(name)).count());
     }
 
     fn list(&self, namespace: NamespaceId, _from: u64, _limit: usize, reply: Reply<Page>) {

@@ -306,7 +306,7 @@ impl Tier for Late {
         );
     }
 
-    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>) {
+    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
         self.pass(
             |inner| self.inner.remove(namespace, keys, inner),
             reply,

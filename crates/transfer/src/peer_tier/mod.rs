@@ -342,13 +342,12 @@ impl Tier for Peers {
         writes::commit(&self.common, written, pinned, reply);
     }
 
-    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>) {
-        let count = keys.len();
+    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
         // Each chunk of the keys by a question of its own.
         let chunks: Vec<Vec<Key>> = keys.chunks(KEYS_MAX).map(<[Key]>::to_vec).collect();
-        let done = move |gone: Vec<Option<usize>>| {
+        let done = move |gone: Vec<Option<Vec<bool>>>| {
             if let Some(gone) = gone.into_iter().collect::<Option<Vec<_>>>() {
-                reply.answer(gone.into_iter().sum::<usize>().min(count));
+                reply.answer(gone.concat());
             }
         };
         for (slot, chunk) in gather(chunks.len(), done).into_iter().zip(chunks) {
@@ -367,7 +366,7 @@ impl Tier for Peers {
                             .zip(flags)
                             .for_each(|(gone, flag)| *gone |= flag);
                     }
-                    slot.say(Some(gone.into_iter().filter(|gone| *gone).count()));
+                    slot.say(Some(gone));
                 },
             );
         }

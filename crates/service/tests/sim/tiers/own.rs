@@ -252,7 +252,7 @@ impl Own {
         keys.into_iter().collect()
     }
 
-    pub fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
+    pub fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> Vec<bool> {
         let mut state = self.state();
         let State { held, blocks, .. } = &mut *state;
         for held in held.values_mut().filter(|held| held.copy) {
@@ -260,8 +260,8 @@ impl Own {
             held.removed |= identity.namespace == namespace && keys.contains(&identity.key);
         }
         let gone = keys.iter();
-        let gone = gone.filter(|key| blocks.remove(&(namespace, **key)).is_some());
-        gone.count()
+        let gone = gone.map(|key| blocks.remove(&(namespace, *key)).is_some());
+        gone.collect()
     }
 
     /// What a pin or a reservation holds.

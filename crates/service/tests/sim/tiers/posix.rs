@@ -71,9 +71,9 @@ impl OnDisk {
         stored.is_some_and(|stored| stored == [true])
     }
 
-    pub fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
+    pub fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> Vec<bool> {
         let removed = self.ask(|tier, reply| tier.remove(namespace, keys, reply));
-        removed.unwrap_or(0)
+        removed.unwrap_or_else(|| vec![false; keys.len()])
     }
 
     pub fn discard(&self, places: &[Place]) -> usize {

@@ -541,11 +541,14 @@ impl Shelf {
         self.forget(namespace, None);
         match self.disk() {
             Some(disk) => disk.clear(namespace),
-            None => self.remove(namespace, &self.own.clears(namespace)),
+            None => {
+                let gone = self.remove(namespace, &self.own.clears(namespace));
+                gone.into_iter().filter(|gone| *gone).count()
+            }
         }
     }
 
-    pub fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
+    pub fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> Vec<bool> {
         let all = {
             let removable = &self.state().removable;
             let mut keys = keys.iter();

@@ -128,7 +128,7 @@ impl Tier for Apart {
         );
     }
 
-    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>) {
+    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
         let keys = keys.to_vec();
         let removal = self.0.removes(namespace, Some(&keys));
         let does = move |shelf: &Arc<Shelf>| {

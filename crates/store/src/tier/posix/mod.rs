@@ -381,14 +381,16 @@ impl Tier for Posix {
         each(&self.writes, (written, MAKES), publish, done);
     }
 
-    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>) {
+    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
         self.common.open.forget_copies(namespace, Some(keys));
         let common = Arc::clone(&self.common);
         let remove = move |name| common.remove(&name, None, Why::Removed);
         reply.in_turn(self.writes.pulse());
         let remove = noting(reply.progress(), remove);
         let names = identities(namespace, keys);
-        each(&self.writes, (names, MAKES), remove, count_of(reply));
+        each(&self.writes, (names, MAKES), remove, move |gone| {
+            reply.answer(gone);
+        });
     }
 
     fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {

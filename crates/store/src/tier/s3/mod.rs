@@ -353,12 +353,16 @@ impl Tier for S3 {
         );
     }
 
-    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>) {
+    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
         self.common.held.forget_copies(namespace, Some(keys));
         let names = identities(namespace, keys);
         let remove = |common: Arc<Common>, name| async move { common.remove(&name, None).await };
         let question = reply.progress();
-        self.answer(names, question, remove, count_of(reply));
+        self.answer(names, question, remove, |gone: Vec<Result<bool, Fault>>| {
+            if let Ok(gone) = gone.into_iter().collect::<Result<_, _>>() {
+                reply.answer(gone);
+            }
+        });
     }
 
     fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
