@@ -5,6 +5,8 @@ use std::path::Path;
 use crate::files;
 use kvdepot_session::{Error, Sessions, Spec, export, export_ds4, import, import_ds4};
 use kvdepot_store::{Config, NamespaceSpec};
+use kvdepot_testkit::child::{self, Child};
+use rustix::process::{Resource, getrlimit, setrlimit};
 use serde_json::json;
 
 fn sessions(home: &Path) -> Sessions {
@@ -160,4 +162,41 @@ fn a_file_that_is_written_is_its_users_alone() {
     export_ds4(&one, id, &back).unwrap();
     let mode = back.metadata().unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn an_export_that_is_killed_leaves_nothing() {
+    const TEST: &str = "ds4_sessions::an_export_that_is_killed_leaves_nothing";
+    if child::role().is_some() {
+        let home = child::value("home");
+        let one = sessions(Path::new(&home));
+        let id = one.list()[0].id;
+        // The kernel ends a process that writes beyond the limit.
+        for (resource, most) in [(Resource::Core, 0), (Resource::Fsize, 4096)] {
+            let mut limit = getrlimit(resource);
+            limit.current = Some(most);
+            setrlimit(resource, limit).unwrap();
+        }
+        child::say("exports");
+        export_ds4(&one, id, &Path::new(&home).join("back.kv")).unwrap();
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let one = sessions(home.path());
+    let path = home.path().join("a.kv");
+    let whole = files::flash(&path, 1000, 1, b"");
+    import_ds4(&one, &path).unwrap();
+    one.depot().close();
+    let mut exporter = Child::start(TEST, "exporter", &[("home", home.path().to_str().unwrap())]);
+    exporter.expect("exports");
+    assert!(!exporter.wait().success());
+    let left = std::fs::read_dir(home.path()).unwrap();
+    let left = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut left: Vec<String> = left.collect();
+    left.sort();
+    assert_eq!(left, ["a.kv", "posix"]);
+    let one = sessions(home.path());
+    let back = home.path().join("back.kv");
+    export_ds4(&one, one.list()[0].id, &back).unwrap();
+    assert!(std::fs::read(&back).unwrap() == whole);
 }
