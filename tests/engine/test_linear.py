@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,9 @@ pytest.importorskip("vllm")
 from engine_lookups import MODELS, WINDOW_BLOCKS, FrontNamespace, Lookups, hashes
 from engine_manager import context
 from engine_tiers import Tiers
-from vllm.v1.kv_offload.base import LookupResult
+from kvdepot.vllm.beside import NOTHING
+from kvdepot.vllm.rows import Rows
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 
 pytestmark = pytest.mark.integration
 
@@ -172,6 +175,37 @@ def test_a_window_with_a_block_that_is_being_stored_is_looked_up_in_linear_work(
         assert_linear(counted)
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("sizes", [(16,), (16, 32), (32, 16, 48)])
+def test_each_block_is_in_the_row_of_its_kv_group(sizes: tuple[int, ...]) -> None:
+    """However vLLM names blocks: more of each group as a request grows, and ends of prompts that
+    lie within a block, which have no row."""
+    dice = random.Random(7)
+    for _ in range(50):
+        request = ReqContext("request")
+        rows = Rows(request, NOTHING)
+        full: dict[int, list[Any]] = {group: [] for group in range(len(sizes))}
+        tokens = 0
+        for growth in [dice.choice([16, 100, 700]) for _ in range(4)]:
+            tokens += growth
+            for group, size in enumerate(sizes):
+                named = [make_offload_key(each, group) for each in hashes("", tokens // size)]
+                for number in range(len(full[group]), len(named)):
+                    request.set_offload_key_position(named[number], (number + 1) * size)
+                full[group] = named
+            for group, size in enumerate(sizes):
+                # Before all groups have a full block vLLM names no end.
+                if tokens % size and all(full.values()):
+                    end = make_offload_key(*hashes(f"end {tokens}", 1), group)
+                    request.set_offload_key_position(end, tokens)
+            if dice.random() < 0.5:
+                continue
+            for group, keys in full.items():
+                for at in {0, len(keys) // 2, len(keys) - 1} if keys else set():
+                    row, found = rows.find(keys[at])
+                    assert (row.group, found, row.keys) == (group, at, keys)
+                    assert row.names == [each[:-4] for each in keys]
 
 
 @pytest.fixture

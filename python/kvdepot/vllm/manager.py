@@ -18,7 +18,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from operator import attrgetter
 from typing import Any
 
@@ -42,7 +42,6 @@ from kvdepot.vllm.compat import (
 )
 from kvdepot.vllm.faults import ERRORS, Faults, SafeDepot, SafeNamespace
 from kvdepot.vllm.jobs import (
-    Group,
     GroupPlacements,
     Groups,
     Ident,
@@ -59,7 +58,7 @@ from kvdepot.vllm.probes import Probes
 from kvdepot.vllm.prompts import Answer, Matched, Pins, Prompts
 from kvdepot.vllm.questions import Patience, Questions
 from kvdepot.vllm.roles import Role, is_prefilled
-from kvdepot.vllm.rows import GROUP_OF_KEY
+from kvdepot.vllm.rows import by_group
 from kvdepot.vllm.storing import Ends, Offered
 from kvdepot.vllm.tiers import INDEXED, SOURCES, say_smaller
 
@@ -239,7 +238,7 @@ class KvdepotManager(OffloadingManager):
         prompt = self._prompts.get(request)
         held = prompt.held if prompt is not None else {}
         groups: list[GroupPlacements] = []
-        for group, members in self._by_group(keys):
+        for group, members in by_group(keys, self._groups):
             idents = self._idents(members, req_context)
             load.idents += idents
             if group is None:
@@ -335,7 +334,7 @@ class KvdepotManager(OffloadingManager):
         store = StoreTicket(self._groups, req_context.req_id, [], [], plan=plan)
         chosen: list[OffloadKey] = []
         groups: list[GroupPlacements] = []
-        for group, members in self._by_group(self._storable(keys, req_context, plan)):
+        for group, members in by_group(self._storable(keys, req_context, plan), self._groups):
             members = self.ends.before(members, req_context)
             if group is not None and members:
                 names = [name for _, name in self._idents(members, req_context)]
@@ -574,14 +573,6 @@ class KvdepotManager(OffloadingManager):
         names = self.beside(req_context.req_id).keys(keys, key_positions(req_context))
         return list(zip(itertools.repeat(get_offload_group_idx(keys[0])), names, strict=False))
 
-    def _by_group(
-        self, keys: Collection[OffloadKey]
-    ) -> Iterator[tuple[Group | None, list[OffloadKey]]]:
-        """Runs of keys of one group, in the order given; None for a group that is not used."""
-        for _, run in itertools.groupby(keys, GROUP_OF_KEY):
-            members = list(run)
-            yield self._groups.get(get_offload_group_idx(members[0])), members
-
     def _count_step_without_groups(self) -> None:
         """The workers describe their KV caches with their first report; all do, or none will."""
         assert self._steps_without_groups is not None
@@ -592,7 +583,7 @@ class KvdepotManager(OffloadingManager):
 
     def _unpin(self, held: Pins) -> None:
         """End pins that no load took over."""
-        for group, members in self._by_group(held):
+        for group, members in by_group(held, self._groups):
             if group is not None:
                 group.namespace.unpin([held[key] for key in members])
 

@@ -6,14 +6,15 @@ the last one back. Here one question covers many blocks, and each block is in on
 
 from __future__ import annotations
 
+import bisect
 import itertools
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from operator import itemgetter
 
 import kvdepot
 from kvdepot.vllm import beside as vllm_beside
 from kvdepot.vllm.compat import OffloadKey, ReqContext, get_offload_group_idx, key_positions
-from kvdepot.vllm.jobs import Ident
+from kvdepot.vllm.jobs import Group, Groups, Ident
 
 GROUP_OF_KEY = itemgetter(slice(-4, None))
 """The bytes of vLLM's key that name its KV group."""
@@ -177,17 +178,56 @@ class Rows:
 
     def _take(self, positions: dict[OffloadKey, int]) -> None:
         """Sort in the keys that are new."""
-        new = itertools.islice(positions, self._taken, None)
+        new = list(itertools.islice(positions, self._taken, None))
         self._taken = len(positions)
-        for group, run in itertools.groupby(new, GROUP_OF_KEY):
+        start = 0
+        while start < len(new):
+            group = GROUP_OF_KEY(new[start])
             row = self._rows.get(group)
             if row is None:
                 row = self._rows[group] = Row(int.from_bytes(group, "big"))
             begin = len(row.keys)
-            row.keys.extend(run)
-            tokens = positions[row.keys[0]]
+            tokens = positions[row.keys[0] if begin else new[start]]
+            end = _end_of_run(new, start, positions, tokens)
+            row.keys += new[start:end]
+            start = end
             if positions[row.keys[-1]] != tokens * len(row.keys):
                 # vLLM names ends of prompts within a block, too.
                 full = [key for key in row.keys[begin:] if positions[key] % tokens == 0]
                 row.keys[begin:] = full
             row.names += self._beside.keys(row.keys[begin:], positions)
+
+
+def _end_of_run(
+    keys: list[OffloadKey], start: int, positions: dict[OffloadKey, int], tokens: int
+) -> int:
+    """Where the blocks end that follow one another in the KV group of the block at `start`, each of
+    so many `tokens`.
+
+    vLLM names all full blocks of a group in order. So if a key is of this group, and ends as many
+    tokens behind the first as blocks of this size fit between them, all keys between are of it too.
+    """
+    group, first = GROUP_OF_KEY(keys[start]), positions[keys[start]]
+
+    def is_behind(at: int) -> bool:
+        is_here = positions[keys[at]] - first == tokens * (at - start)
+        return not is_here or GROUP_OF_KEY(keys[at]) != group
+
+    return start + bisect.bisect_left(range(start, len(keys)), True, key=is_behind)
+
+
+def by_group(
+    keys: Collection[OffloadKey], groups: Groups
+) -> Iterator[tuple[Group | None, list[OffloadKey]]]:
+    """Runs of keys of one KV group, in the order given, with the one of `groups` that they are of;
+    None for a group that is not used."""
+    members = list(keys)
+    if len(groups) == 1 and members:
+        # All groups of an engine are used, or none: it has no other.
+        ((number, group),) = groups.items()
+        if get_offload_group_idx(members[0]) == get_offload_group_idx(members[-1]) == number:
+            yield group, members
+            return
+    for _, run in itertools.groupby(members, GROUP_OF_KEY):
+        members = list(run)
+        yield groups.get(get_offload_group_idx(members[0])), members
