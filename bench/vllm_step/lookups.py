@@ -106,7 +106,8 @@ def _round(engine: Lookups, prompt: list[bytes], number: int) -> tuple[float, ..
 
     always = engine.request(prompt)
     manager.lookup = lambda key, context: THERE
-    reference = _timed(engine.look, always)[0]
+    with engine.one_by_one():
+        reference = _timed(engine.look, always)[0]
     del manager.lookup
     engine.finish(always)
     engine.end_step()

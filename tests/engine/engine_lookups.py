@@ -7,10 +7,11 @@ reaches them.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -206,6 +207,17 @@ class Lookups:
         """Tokens that can be loaded; None if the scheduler has to ask again."""
         matched, _ = self.connector.get_num_new_matched_tokens(request, computed_tokens)
         return matched
+
+    @contextlib.contextmanager
+    def one_by_one(self) -> Iterator[None]:
+        """In this block vLLM looks blocks up itself, and asks the manager for each of them."""
+        scheduler = vars(self.connector.scheduler)
+        names = ("_maximal_prefix_lookup", "_sliding_window_lookup")
+        ours = {name: scheduler.pop(name) for name in names}
+        try:
+            yield
+        finally:
+            scheduler.update(ours)
 
     def end_step(self) -> None:
         for front in self.fronts:

@@ -177,6 +177,69 @@ def test_a_window_with_a_block_that_is_being_stored_is_looked_up_in_linear_work(
         engine.close()
 
 
+@pytest.mark.parametrize("tiers", ["near", "late"])
+def test_rows_are_looked_up_as_vllm_looks_up_their_blocks(
+    tmp_path: Path, model: str, tiers: str
+) -> None:
+    """Whatever is stored of them, and whichever block another request is storing."""
+    engine = Lookups(tmp_path, model, **TIERS[tiers])
+    dice = random.Random(11)
+    said: set[int | None] = set()
+
+    def answers(blocks: Sequence[bytes]) -> list[int | None]:
+        request = engine.request(blocks)
+        found = []
+        for _ in range(6):
+            found.append(engine.look(request))
+            engine.end_step()
+        engine.finish(request)
+        return found
+
+    try:
+        for number in range(30):
+            blocks = hashes(f"prompt {number}", 2 * WINDOW_BLOCKS + dice.randrange(20))
+            gaps = dice.choice([0.0, 0.01, 0.1, 1.0])
+            stored = [each for each in blocks[:-1] if dice.random() >= gaps]
+            if stored:
+                engine.put(stored)
+            storing = engine.request([dice.choice([each for each in blocks if each not in stored])])
+            if dice.random() < 0.5:
+                engine.offer(storing)
+            by_row = answers(blocks)
+            with engine.one_by_one():
+                assert answers(blocks) == by_row
+            said.add(by_row[-1] and 1)
+            engine.finish(storing)
+        assert said == {None, 0, 1}, "all kinds of answers"
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("tiers", ["near", "late"])
+def test_a_row_is_looked_up_in_few_calls(tmp_path: Path, model: str, tiers: str) -> None:
+    """Those of full attention. vLLM looks up as many blocks as a window has."""
+    engine = Lookups(tmp_path, model, **TIERS[tiers])
+    look_up, calls = engine.manager.lookup, 0
+
+    def counted(*arguments: Any) -> LookupResult:
+        nonlocal calls
+        calls += 1
+        return look_up(*arguments)
+
+    engine.manager.lookup = counted
+    try:
+        blocks = hashes("prompt", 1000)
+        engine.put(blocks)
+        request = engine.request(blocks)
+        while engine.look(request) is None:
+            assert calls <= 2, "one of each group, while the tier has not answered"
+            engine.end_step()
+        assert calls < 20 + (0 if model == "full" else WINDOW_BLOCKS)
+        engine.finish(request)
+    finally:
+        engine.close()
+
+
 @pytest.mark.parametrize("sizes", [(16,), (16, 32), (32, 16, 48)])
 def test_each_block_is_in_the_row_of_its_kv_group(sizes: tuple[int, ...]) -> None:
     """However vLLM names blocks: more of each group as a request grows, and ends of prompts that

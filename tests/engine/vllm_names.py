@@ -62,6 +62,7 @@ USED: dict[str, str] = {
     """,
     f"+{OFFLOADING}.scheduler.OffloadingConnectorScheduler": """
         S manager config _req_status _sliding_window_groups _reachable_store_block_mask _step_region
+        _maximal_prefix_lookup _sliding_window_lookup
         get_num_new_matched_tokens update_state_after_alloc build_connector_meta
         has_pending_push_work update_connector_output reset_cache take_events get_stats
         _update_req_states _build_store_jobs

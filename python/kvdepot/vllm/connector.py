@@ -95,6 +95,7 @@ class KvdepotConnector(WatchingConnector):
             self._geometries: dict[int, RankGeometry] = {}
             if self.scheduler.config.blocks_per_chunk > 1:
                 self.manager.set_whole(self._is_whole)
+            compat.look_up_rows(self.scheduler, self.manager.leading_hits)
             drafters.store_dropped_ends(self.scheduler)
             self.manager.stored = self._note_stored
             self.manager.role = roles.of(vllm_config.kv_transfer_config)

@@ -18,7 +18,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -188,6 +188,11 @@ class KvdepotManager(OffloadingManager):
                 return MISS
             prompt.rest = iter(())
         return self._patience.heard(req_context.req_id, self._lookup(key, req_context))
+
+    def leading_hits(self, keys: Sequence[OffloadKey], req_context: ReqContext) -> int | None:
+        """As `lookup` of one of these blocks after the other, for less: how many are there, from
+        the first on; None while that is not known."""
+        return self._prompts.leading(keys, req_context, self.lookup)
 
     def _lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         request = req_context.req_id

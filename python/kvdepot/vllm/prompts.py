@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import kvdepot
 from kvdepot.vllm import beside as vllm_beside
-from kvdepot.vllm.compat import OffloadKey, ReqContext
+from kvdepot.vllm.compat import LookupResult, OffloadKey, ReqContext
 from kvdepot.vllm.jobs import Ident
 from kvdepot.vllm.rows import Rows
 
@@ -124,6 +124,29 @@ class Prompts:
             rows.take_over(prompt.rows)
             prompt.rows = rows
         return prompt
+
+    def leading(
+        self,
+        keys: Sequence[OffloadKey],
+        context: ReqContext,
+        look_up: Callable[[OffloadKey, ReqContext], LookupResult],
+    ) -> int | None:
+        """How many of these blocks are there, from the first on; None while that is not known. Of
+        the blocks that one lookup pins, only the first is looked up."""
+        count, waits = 0, False
+        held: Pins = {}
+        for key in keys:
+            if key not in held:
+                answer = look_up(key, context)
+                if answer is LookupResult.RETRY:
+                    return None
+                if answer is LookupResult.MISS:
+                    break
+                waits |= answer is not LookupResult.HIT
+                prompt = self._by_request.get(context.req_id)
+                held = {} if prompt is None else prompt.held
+            count += 1
+        return None if waits else count
 
     # ---- kept answers ------------------------------------------------------------------------
 

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_offload.base import OffloadKey, ReqContext, get_offload_group_idx
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    OffloadKey,
+    ReqContext,
+    get_offload_group_idx,
+)
 
 
 class Adapter:
@@ -129,6 +134,35 @@ def store_for(scheduler: Any, ends: Callable[[tuple[int, ...]], tuple[int, ...]]
         return masks(reachable_boundaries=ends(reachable_boundaries), **others)
 
     scheduler._reachable_store_block_mask = with_more
+
+
+def look_up_rows(
+    scheduler: Any, leading: Callable[[Sequence[OffloadKey], ReqContext], int | None]
+) -> None:
+    """Have blocks looked up by row, which vLLM looks up one by one.
+
+    `leading` returns how many blocks of a row are there, from the first on; None while that is not
+    known. A row with a window is looked up from its last block on, and by vLLM, unless that block
+    makes the request wait: then vLLM's result is None whatever it hears of the others.
+    """
+    look_back = scheduler._sliding_window_lookup
+
+    def look_forward(keys: Sequence[OffloadKey], context: ReqContext, *_: Any) -> int | None:
+        return leading(keys, context)
+
+    def look_back_unless_it_waits(
+        keys: Sequence[OffloadKey], window: int, context: ReqContext, *first: Any
+    ) -> Any:
+        answer = scheduler.manager.lookup(keys[-1], context) if keys else None
+        if answer is LookupResult.RETRY:
+            return None
+        if answer is LookupResult.MISS:
+            # Not asked for twice. Only a window with the last block may need another length.
+            return look_back(keys[:-1], window, context)
+        return look_back(keys, window, context, *first)
+
+    scheduler._maximal_prefix_lookup = look_forward
+    scheduler._sliding_window_lookup = look_back_unless_it_waits
 
 
 # ---- the engine --------------------------------------------------------------------------------
