@@ -75,6 +75,7 @@ SHARED_SECONDS = 1.0
 PREFILLED_SECONDS = 0.02
 
 _PLACE = attrgetter("tier", "length")
+_TIER = attrgetter("tier")
 
 # A member of an enumeration is found slowly, and there is one such answer a block.
 HIT, MISS = LookupResult.HIT, LookupResult.MISS
@@ -244,23 +245,24 @@ class KvdepotManager(OffloadingManager):
         held = prompt.held if prompt is not None else {}
         groups: list[GroupPlacements] = []
         for group, members in by_group(keys, self._groups):
-            idents = self._idents(members, req_context)
-            load.idents += idents
+            names = self._names(members, req_context)
+            number = get_offload_group_idx(members[0])
+            load.idents += zip(itertools.repeat(number), names, strict=False)
             if group is None:
                 # Not used any more since the lookup: the worker reports the blocks of such a group.
                 load.pins += [None] * len(members)
                 continue
-            names = [name for _, name in idents]
             self.ends.after(req_context, group.position, members, names)
             pins = [held.pop(key, None) for key in members]
-            lost = [index for index, pin in enumerate(pins) if pin is None]
-            if lost:
+            if not all(pins):
                 # One that is gone has no place: the worker reports it, and it is computed.
+                lost = [index for index, pin in enumerate(pins) if pin is None]
                 found = group.namespace.pin([names[index] for index in lost])
                 for index, late in zip(lost, found, strict=True):
                     pins[index] = late
+                members = [key for key, pin in zip(members, pins, strict=True) if pin]
             load.pins += pins
-            sources.update((key, pin.tier) for key, pin in zip(members, pins, strict=True) if pin)
+            sources.update(zip(members, map(_TIER, filter(None, pins)), strict=True))
             placements = [None if pin is None else pin.placement for pin in pins]
             groups.append(GroupPlacements(group.position, placements))
         self._patience.forget(request)
@@ -342,8 +344,7 @@ class KvdepotManager(OffloadingManager):
         for group, members in by_group(self._storable(keys, req_context, plan), self._groups):
             members = self.ends.before(members, req_context)
             if group is not None and members:
-                names = [name for _, name in self._idents(members, req_context)]
-                offered = Offered(store, group, members, names)
+                offered = Offered(store, group, members, self._names(members, req_context))
                 if self._stores:
                     offered.reserve(self.writers, self.ends, req_context)
                 if plan is not None:
@@ -573,10 +574,9 @@ class KvdepotManager(OffloadingManager):
         others have stored."""
         return 0 if self._shared else int(self.depot.pending_bytes())
 
-    def _idents(self, keys: list[OffloadKey], req_context: ReqContext) -> list[Ident]:
-        """Blocks of one KV group as kvdepot knows them."""
-        names = self.beside(req_context.req_id).keys(keys, key_positions(req_context))
-        return list(zip(itertools.repeat(get_offload_group_idx(keys[0])), names, strict=False))
+    def _names(self, keys: list[OffloadKey], req_context: ReqContext) -> list[bytes]:
+        """The keys of blocks in the namespace of their KV group."""
+        return self.beside(req_context.req_id).keys(keys, key_positions(req_context))
 
     def _count_step_without_groups(self) -> None:
         """The workers describe their KV caches with their first report; all do, or none will."""

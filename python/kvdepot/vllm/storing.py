@@ -114,6 +114,9 @@ class Offered:
 
     def choose(self) -> tuple[list[OffloadKey], GroupPlacements]:
         """The keys of the blocks that are written or compared, and where these are."""
+        if not self._pins and not any(self._reservations):
+            # Most blocks that are offered are there.
+            return [], GroupPlacements(self._group.position, [])
         store, keys, compared = self._store, [], set()
         placements: list[bytes | None] = []
         for index, reservation in enumerate(self._reservations):
