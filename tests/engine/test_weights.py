@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import struct
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,6 +110,61 @@ def test_a_configuration_counts_where_it_is_not_handed_over(tmp_path: Path) -> N
         found.append(engine_weights.of_directory(one, config=True))
     assert found[0] == found[1]
     assert len(set(found)) == 3
+
+
+def moment() -> float:
+    """The time now; the times of files are not so exact."""
+    time.sleep(0.02)
+    now = time.time()
+    time.sleep(0.02)
+    return now
+
+
+def _replace(path: Path, content: bytes) -> None:
+    beside = path.with_name("beside")
+    beside.write_bytes(content)
+    os.utime(beside, (1, 1))
+    beside.replace(path)
+
+
+def _lead_elsewhere(link: Path) -> None:
+    link.unlink()
+    link.symlink_to("other")
+
+
+def _move(at: Path) -> None:
+    (at / "real").rename(at / "old")
+    (at / "other").rename(at / "real")
+
+
+CHANGES_OF_FILES: dict[str, tuple[Callable[[Path], object], str | None]] = {
+    "nothing": (Path.exists, None),
+    "a file beside them": (lambda at: (at / "real/README.md").write_text("read me"), None),
+    "a file was written": (
+        lambda at: (at / "real/model.safetensors").write_bytes(b"new"),
+        "model/model.safetensors",
+    ),
+    "a file was replaced by one with its time": (
+        lambda at: _replace(at / "real/model.safetensors", b"new"),
+        "model/model.safetensors",
+    ),
+    "a link leads to another directory": (lambda at: _lead_elsewhere(at / "hop"), "hop"),
+    "another directory has its name": (_move, "model"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES_OF_FILES)
+def test_files_that_are_replaced_are_noticed(tmp_path: Path, what: str) -> None:
+    """Their directory is a link to a link."""
+    for name in ("real", "other"):
+        model(tmp_path / name, {"a": name.encode()})
+    (tmp_path / "model").symlink_to("hop")
+    (tmp_path / "hop").symlink_to("real")
+    began = moment()
+    change, named = CHANGES_OF_FILES[what]
+    change(tmp_path)
+    found = engine_weights.changed_since(engine_weights.files_of(tmp_path / "model"), began)
+    assert found == (None if named is None else tmp_path / named)
 
 
 MIB = 1 << 20
@@ -363,18 +420,20 @@ class TestModels:
     ) -> str:
         from kvdepot.vllm import namespace as vllm_namespace
 
+        return vllm_namespace.weights(self.config(name, engram, **load), given)
+
+    def config(self, name: object, engram: str | None = None, **load: Any) -> Any:
         model_config = SimpleNamespace(
             model=str(name), tokenizer=str(name), revision=None, seed=0, trust_remote_code=False
         )
         chosen: dict[str, Any] = {"load_format": "auto", "download_dir": None}
-        config = SimpleNamespace(
+        return SimpleNamespace(
             model_config=model_config,
             load_config=SimpleNamespace(**chosen | load),
             speculative_config=None,
             engram_config=engram,
             instance_id="",
         )
-        return vllm_namespace.weights(config, given)
 
     def snapshot(self, cache: Path, *names: str, content: str = "ab") -> None:
         """What the hub's cache has of org/model."""
@@ -432,6 +491,40 @@ class TestModels:
         (plain, engram), (plain_later, engram_later) = found
         assert plain == plain_later
         assert len({plain, engram, engram_later}) == 3
+
+    @pytest.mark.parametrize(
+        ("file", "engram", "changed"),
+        [
+            ("model.safetensors", None, (True, False)),
+            # Audio is read by files of that folder, too.
+            ("whisper-large-v3/config.json", None, (True, True)),
+            ("whisper-large-v3/model.safetensors", None, (True, False)),
+            ("tokenizer.json", "engram", (True, False)),
+            ("tokenizer.json", None, (False, False)),
+            ("preprocessor_config.json", None, (False, True)),
+            ("", None, (True, False)),
+        ],
+    )
+    def test_a_file_that_may_have_been_loaded_before_is_in_no_name(
+        self, tmp_path: Path, file: str, engram: str | None, changed: tuple[bool, bool]
+    ) -> None:
+        """Its blocks are found by nobody else. Without a file, the model is a single one."""
+        from kvdepot.vllm import namespace as vllm_namespace
+
+        one = model(tmp_path / "one", {"a": b"x"})
+        model(one / "whisper-large-v3", {"a": b"x"})
+        for name in ("tokenizer.json", "preprocessor_config.json"):
+            (one / name).write_text("{}")
+        path = one / (file or "model.safetensors")
+        config = self.config(one if file else path, engram)
+        config.instance_id = str(int(moment() * 1e9))
+
+        def names() -> tuple[str, str]:
+            return vllm_namespace.weights(config, "sampled"), vllm_namespace.processor(config)
+
+        assert names() == names()
+        os.utime(path)
+        assert tuple(one != other for one, other in zip(names(), names(), strict=True)) == changed
 
     def test_a_model_of_the_hub_is_found_where_vllm_was_told_to_put_it(
         self, tmp_path: Path

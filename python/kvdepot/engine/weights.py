@@ -132,26 +132,41 @@ def files_of(directory: Path) -> list[Path]:
     ]
 
 
+def processor_files_of(directory: Path) -> list[Path]:
+    """The files of a model's directory that say how images, audio and video are read, in order."""
+    found = [directory / name for name in PROCESSOR_FILES]
+    for folder in PROCESSOR_FOLDERS:
+        inside = sorted((directory / folder).glob("*"))
+        found += [path for path in inside if path.suffix not in WEIGHT_SUFFIXES]
+    return [path for path in found if path.is_file()]
+
+
 def of_processor(directory: Path) -> str:
     """Fingerprint (64 hex digits) of the files that say how images, audio and video are read."""
     digest = hashlib.sha256()
-    for name in PROCESSOR_FILES:
-        with contextlib.suppress(FileNotFoundError):
-            _add(digest, name, hashlib.sha256((directory / name).read_bytes()).hexdigest())
-    for folder in PROCESSOR_FOLDERS:
-        for path in sorted((directory / folder).glob("*")):
-            if path.is_file() and path.suffix not in WEIGHT_SUFFIXES:
-                _add(digest, f"{folder}/{path.name}", of_file(path, FULL))
+    for path in processor_files_of(directory):
+        if path.parent == directory:
+            _add(digest, path.name, hashlib.sha256(path.read_bytes()).hexdigest())
+        else:
+            _add(digest, f"{path.parent.name}/{path.name}", of_file(path, FULL))
     return digest.hexdigest()
+
+
+def tokenizer_files_of(directory: Path) -> list[Path]:
+    """The files of a model's directory that say how tokens are written, in order."""
+    names = TOKENIZER_FILES.split()
+    return [
+        path
+        for path in sorted(directory.iterdir())
+        if path.is_file() and any(fnmatch.fnmatch(path.name, pattern) for pattern in names)
+    ]
 
 
 def of_tokenizer(directory: Path) -> str:
     """Fingerprint (64 hex digits) of a tokenizer's files, for models that read them."""
     digest = hashlib.sha256()
-    for path in sorted(directory.iterdir()):
-        names = TOKENIZER_FILES.split()
-        if path.is_file() and any(fnmatch.fnmatch(path.name, pattern) for pattern in names):
-            _add(digest, path.name, of_file(path, FULL))
+    for path in tokenizer_files_of(directory):
+        _add(digest, path.name, of_file(path, FULL))
     return digest.hexdigest()
 
 
@@ -176,12 +191,30 @@ def of_file(path: Path, mode: str = SAMPLED) -> str:
     return digest.hexdigest()
 
 
-def changed_since(directory: Path, seconds: float) -> Path | None:
-    """A file that counts and was written or replaced after a time since the epoch."""
-    for path in files_of(directory):
-        if content_name(path) is None and path.stat().st_ctime > seconds:
+def changed_since(paths: Sequence[Path], seconds: float) -> Path | None:
+    """The first of these files that was written or replaced after a time since the epoch, or a link
+    on the way to it, or its directory."""
+    for path in paths:
+        if content_name(path) is not None:
+            continue
+        if path.stat().st_ctime > seconds:
             return path
+        for link in _links(path):
+            if link.lstat().st_ctime > seconds:
+                return link
+        directory = path.parent.stat()
+        # What is written in a directory changes both times, and a move of the directory only one.
+        if directory.st_ctime > seconds >= directory.st_mtime:
+            return path.parent
     return None
+
+
+def _links(path: Path) -> Iterator[Path]:
+    """The symbolic links on the way to a file."""
+    for part in (path, *path.parents):
+        if part.is_symlink():
+            yield part
+            yield from _links(part.parent / part.readlink())
 
 
 def content_name(path: Path) -> str | None:

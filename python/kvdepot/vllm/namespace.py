@@ -204,7 +204,7 @@ def weights(vllm_config: Any, given: str) -> str:
         )
     if getattr(vllm_config, "engram_config", None) is not None:
         # Its layers look up n-grams of what tokens are written as.
-        parts["tokenizer"] = _tokenizer(vllm_config.model_config, load, text)
+        parts["tokenizer"] = _tokenizer(vllm_config, load, text)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -212,7 +212,10 @@ def processor(vllm_config: Any) -> str:
     """Fingerprint of the files that say how images, audio and video become tokens; empty where
     there are none."""
     directory = _directory(vllm_config.model_config, vllm_config.load_config)
-    return "" if directory is None else engine_weights.of_processor(directory)
+    if directory is None:
+        return ""
+    found = engine_weights.of_processor(directory)
+    return found + _unless_changed(vllm_config, engine_weights.processor_files_of(directory))
 
 
 def _files(vllm_config: Any, model: Any, load: Any, mode: str, text: str | None) -> str:
@@ -221,12 +224,13 @@ def _files(vllm_config: Any, model: Any, load: Any, mode: str, text: str | None)
     path = Path(model.model)
     is_read = load.load_format in FORMATS_OF_THE_MODELS_FILES
     if path.is_file() and is_read:
-        return engine_weights.of_file(path, mode)
+        return engine_weights.of_file(path, mode) + _unless_changed(vllm_config, [path])
     directory = _directory(model, load)
     if directory is not None and is_read and engine_weights.has_weights(directory):
         found = engine_weights.of_directory(directory, mode, code=model.trust_remote_code)
-        others = [_beside(one, load, mode, text) for one in _others(model, directory)]
-        return " ".join([found, *others]) + _unless_changed(vllm_config, directory)
+        others = [_beside(vllm_config, one, load, mode, text) for one in _others(model, directory)]
+        changed = _unless_changed(vllm_config, engine_weights.files_of(directory))
+        return " ".join([found, *others]) + changed
     if text is None:
         raise kvdepot.ConfigError(
             f"--model: the weights of {model.model!r} are not in files of this host (load format "
@@ -248,17 +252,24 @@ def _others(model: Any, directory: Path) -> list[str]:
     return [str(one) for one in found if one]
 
 
-def _beside(name: str, load: Any, mode: str, text: str | None) -> str:
+def _beside(vllm_config: Any, name: str, load: Any, mode: str, text: str | None) -> str:
     directory = _directory_beside(name, load, text)
     if directory is None:
         return "named"
     # vLLM reads its configuration itself.
-    return engine_weights.of_directory(directory, mode, config=True)
+    found = engine_weights.of_directory(directory, mode, config=True)
+    configs = [directory / name for name in engine_weights.CONFIG_FILES]
+    read = engine_weights.files_of(directory) + [path for path in configs if path.is_file()]
+    return found + _unless_changed(vllm_config, read)
 
 
-def _tokenizer(model: Any, load: Any, text: str | None) -> str:
+def _tokenizer(vllm_config: Any, load: Any, text: str | None) -> str:
+    model = vllm_config.model_config
     directory = _directory_beside(model.tokenizer, load, text, model.revision)
-    return "named" if directory is None else engine_weights.of_tokenizer(directory)
+    if directory is None:
+        return "named"
+    found = engine_weights.of_tokenizer(directory)
+    return found + _unless_changed(vllm_config, engine_weights.tokenizer_files_of(directory))
 
 
 def _directory_beside(
@@ -274,14 +285,14 @@ def _directory_beside(
     return directory
 
 
-def _unless_changed(vllm_config: Any, directory: Path) -> str:
+def _unless_changed(vllm_config: Any, paths: Sequence[Path]) -> str:
     """Nothing; a random text where a file was replaced since vLLM began to start: it may have been
     loaded before or after."""
     # The time in nanoseconds at which the configuration was made.
     began = str(vllm_config.instance_id).partition("_")[0]
     if not (began.isdecimal() and len(began) == len("1700000000000000000")):
         return ""
-    changed = engine_weights.changed_since(directory, int(began) / 1e9)
+    changed = engine_weights.changed_since(paths, int(began) / 1e9)
     if changed is None:
         return ""
     logger.warning(
