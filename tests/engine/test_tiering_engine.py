@@ -21,8 +21,10 @@ pytest.importorskip("vllm")
 import torch
 from engine_double import BLOCK, EngineDouble, full, vllm_config, window
 from engine_harness import ROOT, flip
+from engine_tiers import Tiers, content, names
 from kvdepot.vllm import memory_weights
 from kvdepot.vllm import namespace as vllm_namespace
+from kvdepot.vllm.beside import Beside
 from kvdepot.vllm.compat import versions
 from kvdepot.vllm.tier import KvdepotTier
 from kvdepot.vllm.tiering import KvdepotTieringConnector
@@ -256,6 +258,21 @@ def test_an_adapter_whose_files_have_changed_finds_nothing(start: Start, tmp_pat
         engine.lora = LoRARequest("a", 1, str(adapter))
         assert engine.ask(asked) == [cached]
         assert engine.faults == []
+
+
+def test_how_an_image_is_read_is_part_of_the_name(tmp_path: Path) -> None:
+    """Of chunks that end behind its first token."""
+    image = [SimpleNamespace(mm_position=SimpleNamespace(offset=2))]
+    keys = names("a", 4)
+    place = {"path": str(tmp_path / "kv"), "capacity": "64MiB", "lookup_timeout": "60s"}
+    engine = Tiers({"pipeline": "Posix", "posix": place})
+    engine.tier.set_beside("request-1", Beside(media=b"large", features=image))
+    engine.store(*keys)
+    for request, (media, found) in enumerate(((b"small", 2), (b"large", 4)), 2):
+        engine.forget()
+        engine.tier.set_beside(f"request-{request}", Beside(media=media, features=image))
+        assert engine.load(*keys) == [content(each) for each in keys[:found]]
+    engine.close()
 
 
 def test_weights_that_change_in_memory_find_nothing_and_come_back(start: Start) -> None:

@@ -200,6 +200,29 @@ def test_blocks_with_other_names_end_it(start: Start) -> None:
     assert engine.look(request) == 0
 
 
+def test_a_quarantine_ends_it(start: Start) -> None:
+    engine = start()
+    request = waiting(engine)
+    probes = engine.manager.probes
+    # Of three failed probes, this is what the last one leads to.
+    probes._state.quarantined = True
+    probes._changed()
+    assert engine.pinned() == 0
+    assert asks(engine, request) == (0, 0)
+
+
+def test_a_request_that_reads_nothing_is_no_miss(start: Start) -> None:
+    """As for log probabilities of the prompt. vLLM asks its connector all the same."""
+    engine = start()
+    prompt = hashes("prompt", 50)
+    engine.put(prompt)
+    request = engine.request(prompt)
+    request.skip_reading_prefix_cache = True
+    before = engine.manager.depot.stats()["missed_blocks"]
+    assert asks(engine, request) == (0, 0)
+    assert engine.manager.depot.stats()["missed_blocks"] == before
+
+
 def test_an_admission_uses_it_and_the_end_of_a_request_too(start: Start) -> None:
     engine = start()
     prompt = hashes("prompt", 50)
