@@ -275,11 +275,23 @@ def _processor(at: Path) -> tuple[Engine, Engine]:
 
 
 def _other_processor(at: Path) -> None:
-    file = at / "images/preprocessor_config.json"
+    _other_mean(at / "images/preprocessor_config.json")
+
+
+def _other_mean(file: Path) -> None:
     text = file.read_text()
     changed = text.replace("0.48145466", "0.1").replace("0.26862954", "0.9")
     assert changed != text
     file.write_text(changed)
+
+
+def _processor_replaced_while_loading(at: Path) -> tuple[Engine, Engine]:
+    """The first engine reads images by the old file, and sees the new one."""
+    served = models.images(at / "served")
+    file = served / "preprocessor_config.json"
+    _other_mean(shutil.copy(file, at / "new.json"))
+    first = Engine(str(served), before_model=[(str(file), str(at / "new.json"))])
+    return first, Engine(str(served))
 
 
 def _about(image: int, image_id: str | None = None) -> Callable[[Path], Sequence[Prompt]]:
@@ -480,6 +492,12 @@ CHANGES = (
         [(NAMESPACE, "processor", "p")],
         prompts=_image,
         meanwhile=_other_processor,
+    ),
+    Case(
+        "a processor file replaced between load and fingerprint",
+        _processor_replaced_while_loading,
+        [("kvdepot.engine.weights", "changed_since", None)],
+        prompts=_image,
     ),
     # The text before it is served.
     Case("another image", _processor, HASHED, prompts=_about(1), asked=_about(2)),
