@@ -20,7 +20,12 @@ from engine_manager import context
 from engine_tiers import Tiers
 from kvdepot.vllm.beside import NOTHING
 from kvdepot.vllm.rows import Rows
-from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    ReqContext,
+    get_offload_group_idx,
+    make_offload_key,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -258,7 +263,7 @@ def test_each_block_is_in_the_row_of_its_kv_group(sizes: tuple[int, ...]) -> Non
                     request.set_offload_key_position(named[number], (number + 1) * size)
                 full[group] = named
             for group, size in enumerate(sizes):
-                # Before all groups have a full block vLLM names no end.
+                # Behind an end before the first full block, blocks have rows of their own.
                 if tokens % size and all(full.values()):
                     end = make_offload_key(*hashes(f"end {tokens}", 1), group)
                     request.set_offload_key_position(end, tokens)
@@ -269,6 +274,22 @@ def test_each_block_is_in_the_row_of_its_kv_group(sizes: tuple[int, ...]) -> Non
                     row, found = rows.find(keys[at])
                     assert (row.group, found, row.keys) == (group, at, keys)
                     assert row.names == [each[:-4] for each in keys]
+    for tokens in range(1, 48):
+        request = ReqContext("request")
+        # A prompt that ends within its first block, and what is computed behind it later.
+        named = [
+            (make_offload_key(*hashes(f"end {end}", 1), group), end)
+            for end in (tokens, 48)
+            for group in range(len(sizes))
+        ]
+        for key, end in named:
+            request.set_offload_key_position(key, end)
+        rows = Rows(request, NOTHING)
+        for key, _ in named:
+            row, found = rows.find(key)
+            assert row.keys[found] == key
+        for row in rows:
+            assert {get_offload_group_idx(key) for key in row.keys} == {row.group}
 
 
 @pytest.fixture

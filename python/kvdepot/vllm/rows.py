@@ -206,6 +206,7 @@ def _end_of_run(
 
     vLLM names all full blocks of a group in order. So if a key is of this group, and ends as many
     tokens behind the first as blocks of this size fit between them, all keys between are of it too.
+    That is not so behind the end of a prompt within a block, for which the groups are compared.
     """
     group, first = GROUP_OF_KEY(keys[start]), positions[keys[start]]
 
@@ -213,7 +214,20 @@ def _end_of_run(
         is_here = positions[keys[at]] - first == tokens * (at - start)
         return not is_here or GROUP_OF_KEY(keys[at]) != group
 
-    return start + bisect.bisect_left(range(start, len(keys)), True, key=is_behind)
+    end = start + bisect.bisect_left(range(start, len(keys)), True, key=is_behind)
+    if _are_of(keys[start:end], group):
+        return end
+    return next((at for at in range(start, end) if GROUP_OF_KEY(keys[at]) != group), end)
+
+
+def _are_of(keys: list[OffloadKey], group: bytes) -> bool:
+    """Whether all keys are of this KV group. No key is taken apart: they have the same length."""
+    text, length = b"".join(keys), len(keys[0])
+    ends = range(length - len(group), length)
+    return len(text) == length * len(keys) and all(
+        text[end::length] == group[number : number + 1] * len(keys)
+        for number, end in enumerate(ends)
+    )
 
 
 def by_group(
