@@ -271,6 +271,16 @@ def test_the_hugging_face_cache_names_files_after_their_content(tmp_path: Path) 
     # Content that changed under the same name is not read: the name is the content's hash.
     write_weights(blob, {"a": b"y" * 999})
     assert engine_weights.of_file(link) == before
+    # An engine may have fetched it just now. A link that led to another snapshot is another matter.
+    served = tmp_path / "served"
+    served.symlink_to(snapshot)
+    began = moment()
+    link.unlink()
+    link.symlink_to(Path("../../blobs") / blob.name)
+    assert engine_weights.changed_since([served / link.name], began) is None
+    served.unlink()
+    served.symlink_to(snapshot)
+    assert engine_weights.changed_since([served / link.name], began) == served
 
 
 @pytest.mark.parametrize(

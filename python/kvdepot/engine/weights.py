@@ -195,24 +195,29 @@ def changed_since(paths: Sequence[Path], seconds: float) -> Path | None:
     """The first of these files that was written or replaced after a time since the epoch, or a link
     on the way to it, or its directory."""
     for path in paths:
-        if content_name(path) is not None:
-            continue
-        if path.stat().st_ctime > seconds:
+        if content_name(path) is not None and "snapshots" in path.parent.resolve().parts:
+            # It is what its name says, and the engine may have fetched it just now.
+            links = _links(path.parent)
+        elif path.stat().st_ctime > seconds:
             return path
-        for link in _links(path):
+        else:
+            links = _links(path)
+            directory = path.parent.stat()
+            # What is written in a directory changes both times, and a move of the directory only
+            # one.
+            if directory.st_ctime > seconds >= directory.st_mtime:
+                return path.parent
+        for link in links:
             if link.lstat().st_ctime > seconds:
                 return link
-        directory = path.parent.stat()
-        # What is written in a directory changes both times, and a move of the directory only one.
-        if directory.st_ctime > seconds >= directory.st_mtime:
-            return path.parent
     return None
 
 
 def _links(path: Path) -> Iterator[Path]:
-    """The symbolic links on the way to a file."""
+    """The symbolic links on the way to a file or a directory."""
     for part in (path, *path.parents):
-        if part.is_symlink():
+        # Those in /proc are as old as the first look at them.
+        if part.is_symlink() and not part.is_relative_to("/proc"):
             yield part
             yield from _links(part.parent / part.readlink())
 
