@@ -10,6 +10,9 @@ use super::Folder;
 /// Nanoseconds.
 const SECOND: i128 = 1_000_000_000;
 
+/// Longest time for which a clock of nanoseconds stands still: it goes on in steps.
+const STEP: i128 = 20_000_000;
+
 /// Returns the lead of a file system's clock over the host's clock, in nanoseconds. The host's
 /// clock showed `before` and `after` around the moment at which the other clock showed `now`; the
 /// thread may have been stopped in between. The `known` lead stays if it agrees with these times.
@@ -20,7 +23,9 @@ fn ahead(known: i64, now: i128, (before, after): (i64, i64)) -> i64 {
     if now % SECOND == 0 && (-SECOND..=0).contains(&most) {
         return 0;
     }
-    let ahead = i128::from(known).clamp(least, most.max(least));
+    // A clock that stands still has no other lead: uses would go back, and what was used after a
+    // prompt began would be older than the prompt.
+    let ahead = i128::from(known).clamp(least, most.max(least) + STEP);
     i64::try_from(ahead).unwrap_or(known)
 }
 
@@ -58,7 +63,8 @@ mod tests {
         assert_eq!(ahead(7 * MS, other(7 * MS), (NOW, NOW + 900 * MS)), 7 * MS);
         assert_eq!(ahead(7 * MS, other(7 * MS), (NOW - 900 * MS, NOW)), 7 * MS);
         // It was set back.
-        assert_eq!(ahead(7 * MS, other(-60 * MS), (NOW, NOW + MS)), -60 * MS);
+        assert_eq!(ahead(7 * MS, other(-60 * MS), (NOW, NOW + MS)), -40 * MS);
+        assert_eq!(ahead(0, other(-4 * MS), (NOW, NOW + MS)), 0);
         let whole = i128::from(NOW) / SECOND * SECOND;
         assert_eq!(ahead(5, whole, (NOW, NOW + 900 * MS)), 0);
     }
