@@ -312,6 +312,34 @@ fn what_another_process_has_used_since_the_last_mark_stays() {
 }
 
 #[test]
+fn a_head_whose_use_another_process_has_marked_stays_as_long_as_its_tail() {
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open_with("Posix", dir.path(), json!({"capacity": "4MiB"}));
+    let ns = namespace(&depot);
+    let file = |number| {
+        let name = key(number).to_string();
+        let is_its = |path: &PathBuf| path.to_str().unwrap().contains(&name);
+        files(dir.path()).into_iter().find(is_its).unwrap()
+    };
+    assert_eq!(put(&ns, &[0, 1], LEN), [true; 2]);
+    for number in 10..15 {
+        assert_eq!(put(&ns, &[number], LEN), [true]);
+    }
+    // That all of it is used is known here alone, and of the head to others too.
+    assert!(has(&ns, &[0, 1], LEN));
+    let [head, tail] = [0, 1].map(file);
+    let marked = fs::File::options().write(true).open(&head).unwrap();
+    marked.set_modified(std::time::SystemTime::now()).unwrap();
+    let mut others = 100..200;
+    while head.exists() {
+        let number = others.next().unwrap();
+        eventually("a put", || put(&ns, &[number], LEN) == [true]);
+    }
+    assert!(!tail.exists(), "its head was evicted first");
+    depot.close();
+}
+
+#[test]
 fn what_a_process_has_left_behind_is_swept() {
     let dir = tempfile::tempdir().unwrap();
     let depot = open(dir.path());

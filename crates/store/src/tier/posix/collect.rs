@@ -36,6 +36,7 @@ const REMEMBERED: u64 = 250;
 const EVICTIONS: usize = 256;
 
 /// Blocks stored since a look that are kept in the order of their times; more need a new look.
+/// Of those that were used since, half as many are kept: a look finds the others.
 const STORED: usize = 1 << 16;
 
 /// How long what a look has found is believed.
@@ -76,9 +77,9 @@ struct Work {
     said: Mutex<Option<Instant>>,
     losses: Arc<Losses>,
     uses: Arc<Uses>,
-    /// Blocks that this process has stored since the last look. The tail of a prompt is older than
-    /// its head, which the look may have found.
-    stored: Mutex<BinaryHeap<Reverse<(i64, u32, String)>>>,
+    /// Blocks that this process has stored since the last look, or that were used since. The tail
+    /// of a prompt is older than its head, which the look may have found.
+    stored: Mutex<BinaryHeap<Reverse<Old>>>,
     /// The limit of the last put.
     limit: AtomicI64,
 }
@@ -87,8 +88,8 @@ struct Work {
 enum Fate {
     /// It is gone: its bytes.
     Gone(u64),
-    /// It was used since it was looked at.
-    Used,
+    /// It was used since it was looked at: its time now.
+    Used(i128),
     /// It is another one by now, or none.
     Other,
 }
@@ -136,7 +137,8 @@ enum Turn {
     Others,
 }
 
-/// A file that may go.
+/// A file that may go; the least is the oldest.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Old {
     changed: i128,
     folder: u32,
@@ -224,11 +226,12 @@ impl Collector {
 
     /// Notes that this process has stored a block, with the time of its file.
     pub(super) fn note_stored(&self, name: &Identity, time: i64) {
-        let mut stored = self.work.stored.lock();
-        if stored.len() < STORED {
-            let folder = self.work.folder.number_of(name);
-            stored.push(Reverse((time, folder, file_of(name))));
-        }
+        let stored = Old {
+            changed: time.into(),
+            folder: self.work.folder.number_of(name),
+            name: file_of(name),
+        };
+        self.work.keep(stored, STORED);
     }
 
     /// Opens the directory again, if somebody has removed it.
@@ -402,7 +405,11 @@ impl Work {
                     Fate::Other
                 }) {
                     Fate::Gone(bytes) => freed += bytes,
-                    Fate::Used => used_since += 1,
+                    Fate::Used(changed) => {
+                        used_since += 1;
+                        // The head of its prompt may be found with the time of that use.
+                        self.keep(Old { changed, ..old }, STORED / 2);
+                    }
                     Fate::Other => {}
                 }
             }
@@ -418,20 +425,19 @@ impl Work {
     /// Takes the oldest of the files that the last look found and of those stored since.
     fn oldest(&self, found: &mut Found) -> Option<Old> {
         let mut stored = self.stored.lock();
-        let is_older = |Reverse((time, ..)): &Reverse<(i64, u32, String)>| {
-            let found = found.old.last();
-            found.is_some_and(|found| i128::from(*time) < found.changed)
-        };
-        if !stored.peek().is_some_and(is_older) {
-            return found.old.pop();
+        let both = stored.peek().zip(found.old.last());
+        match both.is_some_and(|(Reverse(stored), found)| stored < found) {
+            true => stored.pop().map(|Reverse(stored)| stored),
+            false => found.old.pop(),
         }
-        let Reverse((time, folder, name)) = stored.pop()?;
-        let changed = time.into();
-        Some(Old {
-            changed,
-            folder,
-            name,
-        })
+    }
+
+    /// Keeps a file in the order of the others, of which there are `most` at most.
+    fn keep(&self, file: Old, most: usize) {
+        let mut stored = self.stored.lock();
+        if stored.len() < most {
+            stored.push(Reverse(file));
+        }
     }
 
     /// Waits for the turn to collect, where somebody needs it; others may do it meanwhile. One who
@@ -486,15 +492,17 @@ impl Work {
             return Ok(Fate::Other);
         };
         if seen.changed != old.changed {
-            return Ok(Fate::Used);
+            return Ok(Fate::Used(seen.changed));
         }
         let used = self.uses.last(&name);
         if let Some(used) = used.filter(|used| i128::from(*used) > seen.changed) {
             folder.mark_used_at(&old.name, used)?;
+            let Some(marked) = folder.look(&old.name)? else {
+                return Ok(Fate::Other);
+            };
             // A file system with coarse times may have this one already.
-            let marked = folder.look(&old.name)?;
-            if marked.is_none_or(|marked| marked.changed != seen.changed) {
-                return Ok(Fate::Used);
+            if marked.changed != seen.changed {
+                return Ok(Fate::Used(marked.changed));
             }
         }
         let len = self.losses.len_of(&self.folder, &name);
