@@ -120,7 +120,8 @@ impl Circle {
             "socket": socket, "lock_wait": "15s", "lanes": 2, "close_timeout": "1s",
         });
         if pipeline.contains("Cache") {
-            let kib = if shape.roomy { 16 << 10 } else { 256 };
+            let is_roomy = shape.roomy && !(shape.tight && self.lasts());
+            let kib = if is_roomy { 16 << 10 } else { 256 };
             settings["cache"] = json!({"capacity": kib << 10});
         }
         for (tier, section) in [("Dax", "dax"), ("Nvme", "nvme")] {

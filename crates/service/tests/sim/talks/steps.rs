@@ -23,8 +23,10 @@ pub struct Shape {
     pub medium: Medium,
     /// `Cache` before a directory that is shared.
     pub cached: bool,
-    /// Everything fits, so that nothing is ever evicted.
+    /// Everything fits, so that the last tier never evicts anything.
     pub roomy: bool,
+    /// A `Cache` before that tier evicts all the same.
+    pub tight: bool,
     pub power: bool,
     /// `Nvme` in the place of `Dax`.
     pub disk: bool,
@@ -99,6 +101,7 @@ pub fn shape(rng: &mut Rng) -> Shape {
         ]),
         cached: rng.once_in(3),
         roomy: !rng.once_in(3),
+        tight: rng.once_in(2),
         power: rng.once_in(8),
         disk: rng.once_in(2),
     }
@@ -186,6 +189,7 @@ pub fn plainer(shape: &Shape) -> Vec<Shape> {
         shape,
         &[
             |shape| shape.cached = false,
+            |shape| shape.tight = false,
             |shape| shape.power = false,
             |shape| shape.medium = Medium::Shared,
             |shape| shape.medium = Medium::Served("Dax"),
