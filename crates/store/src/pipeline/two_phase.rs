@@ -197,7 +197,7 @@ impl Core {
             }
         }
         let Call {
-            mut answers,
+            answers,
             again,
             stamps,
             ..
@@ -209,11 +209,8 @@ impl Core {
         if first.is_some() || answers.iter().any(is_declined) {
             self.note_refused(namespace, &keys, first, stamps);
         }
-        for answer in answers.iter_mut().flatten() {
+        for answer in answers.iter().flatten() {
             match answer {
-                Ok(reservation) => {
-                    reservation.outside = self.outside_at(reservation.tier, &reservation.place);
-                }
                 Err(Refused::Present(_)) => self.metrics.reserve_present(),
                 Err(Refused::Reserved(_)) => self.metrics.reserve_pending(),
                 _ => {}

@@ -1,6 +1,7 @@
 //! The tier `Posix`: files that several processes share, and whatever else may lie there.
 
 use std::fs;
+use std::ops::Range;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use crate::common::{
 use crate::folder::{LEN, ROOM, at_once, files, open, open_with, used};
 use kvdepot_arena::format::file_header::{self, FileHeader};
 use kvdepot_arena::inspect::{block_files, judge_file};
+use kvdepot_host::dir::Dir;
 use kvdepot_media::{Checksum, checksum};
 use kvdepot_store::{Config, Depot, Outcome};
 use kvdepot_testkit::bytes::content;
@@ -130,6 +132,38 @@ fn files_that_are_pinned_and_written_are_counted_however_they_end() {
     count((0, 2));
     ns.abort(&reserved[4..]);
     count((0, 0));
+    depot.close();
+}
+
+#[test]
+fn reserved_files_that_have_names_leave_puts_those_without() {
+    let dir = tempfile::tempdir().unwrap();
+    let plain = Dir::open(dir.path()).unwrap();
+    if !plain.links_unnamed() || plain.unnamed(false).unwrap().is_none() {
+        println!("skipped: there are no files without a name");
+        return;
+    }
+    // It may have three of them at a time.
+    let depot = open(dir.path());
+    let ns = namespace(&depot);
+    // With the last of their names, which are numbers.
+    let reserve = |numbers: Range<u64>| {
+        let wanted: Vec<_> = numbers.map(|at| (key(at), vec![LEN as u64])).collect();
+        let reserved: Vec<_> = ns.reserve(&wanted).unwrap().into_iter().flatten().collect();
+        let names = reserved
+            .iter()
+            .map(|one| &one.place_outside().unwrap().name);
+        let numbers = names.map(|name| name.rsplit('/').next().unwrap().parse::<u64>().unwrap());
+        (numbers.max().unwrap(), reserved)
+    };
+    let (before, many) = reserve(0..8);
+    for number in 100..105 {
+        assert_eq!(put(&ns, &[number], LEN), [true]);
+    }
+    let (after, one) = reserve(8..9);
+    assert_eq!(after, before + 1, "puts have given names to their files");
+    ns.abort(&many);
+    ns.abort(&one);
     depot.close();
 }
 

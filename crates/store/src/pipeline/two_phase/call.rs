@@ -157,7 +157,7 @@ impl Call<'_> {
     /// Enters what a tier has answered for blocks, each of which takes a slot if it is reserved.
     fn note(&mut self, way: Way, mine: Vec<Mine>, places: Answers, mut slots: Option<Permits>) {
         let (core, tier) = (self.core, way.tier());
-        let mut given_up = Vec::new();
+        let (mut given_up, mut reserved) = (Vec::new(), Vec::new());
         let mut ledger = core.ledger.lock();
         for (at, ((index, share), place)) in mine.into_iter().zip(places).enumerate() {
             ledger.take_turns(at);
@@ -192,6 +192,7 @@ impl Call<'_> {
                 ..Dues::default()
             };
             let place = core.note(&mut ledger, way, dues, place, &mut given_up);
+            reserved.extend(place.is_ok().then_some(index));
             self.answers[index] = Some(place.map(|place| Reservation {
                 way,
                 tier,
@@ -203,5 +204,11 @@ impl Call<'_> {
         }
         drop(ledger);
         core.give_up(tier, given_up);
+        // A file without a name gets one before the next step makes others.
+        for index in reserved {
+            if let Some(Ok(reservation)) = &mut self.answers[index] {
+                reservation.outside = core.outside_at(tier, &reservation.place);
+            }
+        }
     }
 }

@@ -484,11 +484,11 @@ impl Open {
         let name = name.ok()?;
         let mut state = self.state.lock();
         let opened = state.files.get_mut(&place.token.sequence);
-        // Two who ask at once name it twice, and one of the names goes.
-        let kept = match opened {
-            Some(opened) => Some(opened.name.get_or_insert_with(|| name.clone()).clone()),
-            None => None,
-        };
+        // Two who ask at once name it twice, and one of the names goes. A look finds it now.
+        let kept = opened.map(|opened| {
+            opened.unnamed = None;
+            opened.name.get_or_insert_with(|| name.clone()).clone()
+        });
         drop(state);
         if kept.as_ref() != Some(&name) {
             self.folder.drop_new(Some(&name));
