@@ -242,6 +242,15 @@ impl Usage {
     pub(super) fn take_spare(&self, bytes: u64) -> Result<Option<bool>, Error> {
         // One after the other: what is taken meanwhile is seen by the next.
         let _turn = self.spare.lock();
+        {
+            // What is granted is in the count already: it is not read for each file.
+            let mut mine = self.mine.lock();
+            if mine.left >= bytes && mine.seen + bytes <= self.spare_end() {
+                mine.left -= bytes;
+                mine.promised += bytes;
+                return Ok(Some(true));
+            }
+        }
         let mut is_counted = false;
         let used = self.change_from(|used| {
             is_counted = used.is_some();
@@ -502,6 +511,20 @@ mod tests {
         assert!(used <= 2 * mine.grant && used == mine.unseen(), "{used}");
         mine.close();
         assert_eq!(others.used().unwrap(), 0);
+    }
+
+    #[test]
+    fn what_is_granted_is_taken_while_the_count_cannot_be_read() {
+        const CAPACITY: u64 = 64 << 20;
+        let root = tempfile::tempdir().unwrap();
+        let dir = Dir::open(root.path()).unwrap();
+        let usage = Usage::open(&dir, CAPACITY).unwrap();
+        usage.found(CAPACITY, 0, 1).unwrap();
+        assert_eq!(usage.take_spare(1).unwrap(), Some(true));
+        let other = LockFd::open(|| file_of(&dir)).unwrap();
+        let taken = lock::try_lock(other.fd().unwrap(), COUNT_BYTE, Kind::Exclusive);
+        assert!(taken.unwrap());
+        assert_eq!(usage.take_spare(usage.grant / 2).unwrap(), Some(true));
     }
 
     #[test]
