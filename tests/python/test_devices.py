@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import kvdepot
 import pytest
@@ -100,6 +101,26 @@ def test_a_device_grows(depot: kvdepot.Depot, devices: list[Path]) -> None:
     assert devices[1].stat().st_size == 8 << 20
     with pytest.raises(kvdepot.InputError, match=r"^capacity: 4 MiB is not allowed; .* 8 MiB"):
         depot.grow_device(devices[1], "4MiB")
+
+
+def test_growth_beyond_the_largest_file_names_the_capacity(child: Any, tmp_path: Path) -> None:
+    # The limit is a process's own.
+    program = """
+        import resource, sys
+        import kvdepot
+
+        settings = {"dax": {"path": sys.argv[1], "capacity": "4MiB"}, "socket": "off"}
+        with kvdepot.open("Dax", settings) as depot:
+            _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, most))
+            try:
+                depot.grow_device(sys.argv[1], "16MiB")
+            except kvdepot.ConfigError as error:
+                print(error)
+    """
+    said, failed = child(program, tmp_path / "arena").communicate(timeout=60)
+    assert said.startswith("capacity: 16 MiB is not allowed"), failed
+    assert "maximum file size" in said
 
 
 @pytest.mark.parametrize(
