@@ -10,6 +10,7 @@ import os
 import re
 import resource
 import secrets
+import shlex
 import shutil
 import signal
 import sys
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 from _pytest import runner
 
@@ -50,6 +52,23 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     free = shutil.disk_usage(SHM).free
     if free < SHM_BYTES and not hasattr(session.config, "workerinput"):
         pytest.exit(f"{SHM} has {free >> 20} MiB free; the tests need {SHM_BYTES >> 20} MiB", 1)
+
+
+# Folders whose tests import an engine.
+ENGINES = [Path(__file__).with_name(name) for name in ("engine", "lmcache")]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Forks the workers off one process that has imported what each of them collects."""
+    asked = [config.invocation_params.dir / arg.partition("::")[0] for arg in config.args]
+    pairs = [pair for one in asked for path in ENGINES for pair in ((one, path), (path, one))]
+    if not any(inner.is_relative_to(outer) for inner, outer in pairs):
+        return
+    # A fork cannot use a device that its parent has seen.
+    if not Path("/dev/nvidiactl").exists() and forks.start(forks.VLLM, forks.ALL):
+        for spec in specs:
+            spec.python = shlex.join(forks.command(forks.WORKER))
 
 
 # What a file imports whose tests start servers of an engine.

@@ -1,0 +1,363 @@
+"""Processes that are forked off one which has imported vLLM, torch and LMCache.
+
+These imports take a processor ten seconds and more, and a run of all tests has some fifty processes
+that need them. As a program this file is
+
+* with `serve DIRECTORY KIND ...` the process that imports, and forks for all that connect to the
+  socket `DIRECTORY/KIND`;
+* with a kind and arguments of `python` (a file, `-c` or `-m`) that program, in a process that is
+  forked for it, with this one's environment, folder and descriptors. Signals are handed on, and
+  both end alike. Where nobody has imported anything it is `python` itself.
+
+Only processes of one thread are forked: a fork has no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+VLLM = "vllm"
+ALL = "all"
+NOTHING = "nothing"
+# As `all`; Ctrl-C comes to it from the terminal.
+WORKER = "worker"
+
+# By kind; of the kinds that a process serves the later ones have what the earlier have, too. vLLM
+# looks for its kernels in all modules, and fails at one that LMCache imports: so it comes first.
+# kvdepot is not among them: it reads how much to log when it is imported.
+MODULES = {
+    VLLM: (
+        "vllm.entrypoints.openai.api_server",
+        "vllm.entrypoints.launchers.api_server.entry",
+        "vllm.entrypoints.llm",
+        "vllm.v1.engine.async_llm",
+        "vllm.v1.engine.core",
+        "vllm.v1.engine.llm_engine",
+        "vllm.v1.executor.multiproc_executor",
+        "vllm.v1.executor.uniproc_executor",
+        "vllm.v1.worker.cpu_worker",
+        # What engines import when they start.
+        "vllm.v1.attention.backends.cpu_attn",
+        "vllm.model_executor.model_loader.default_loader",
+        "vllm.model_executor.models.gemma3",
+        "vllm.model_executor.models.llama",
+        "vllm.model_executor.models.phi3",
+        "vllm.model_executor.models.qwen2_vl",
+        "vllm.model_executor.models.qwen3",
+        "vllm.tokenizers.hf",
+        "transformers.models.auto.image_processing_auto",
+        "transformers.models.auto.processing_auto",
+        "transformers.models.auto.tokenization_auto",
+    ),
+    ALL: (
+        # What the tests import: all of them in each of pytest's workers.
+        "transformers.generation.utils",
+        "transformers.models.gemma3.modeling_gemma3",
+        "transformers.models.llama.modeling_llama",
+        "transformers.models.mistral.modeling_mistral",
+        "transformers.models.qwen3.modeling_qwen3",
+        "lmcache.v1.distributed.l2_adapters",
+        "lmcache.v1.distributed.storage_manager",
+        "lmcache.v1.multiprocess.http_apis.reconfigure_api",
+        "lmcache.v1.storage_backend.storage_manager",
+        # What its commands import.
+        "lmcache.cli.commands.bench.l2_adapter_bench.command",
+        "lmcache.cli.commands.bench.l2_adapter_bench.data",
+        "lmcache.cli.commands.bench.l2_adapter_bench.runner",
+        "lmcache.cli.commands.bench.server_bench.command",
+        "lmcache.cli.commands.trace._driver",
+        "lmcache.v1.multiprocess.http_server",
+    ),
+    NOTHING: (),
+}
+
+# Where the sockets are.
+VARIABLE = "KVDEPOT_FORKS"
+
+_started: list[Any] = []
+"""The directory that this process has had made, and what serves there."""
+
+
+def start(*kinds: str) -> bool:
+    """Import these in a process that ends with this one, and wait for it; False where that cannot
+    be forked, which it says."""
+    import subprocess
+    import tempfile
+
+    folder = tempfile.TemporaryDirectory(prefix="kvd", ignore_cleanup_errors=True)
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    variables |= {
+        # No threads of OpenMP.
+        "OMP_NUM_THREADS": "1",
+        # Each engine would compile what counts log probabilities, for seconds.
+        "TORCHDYNAMO_DISABLE": "1",
+        "HF_HUB_OFFLINE": "1",
+        # Where transformers copies code that comes with a model, for one.
+        "HF_HOME": folder.name,
+        "DO_NOT_TRACK": "1",
+        "LMCACHE_TRACK_USAGE": "false",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-u", __file__, "serve", folder.name, *kinds],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env=variables,
+        preexec_fn=_die_with_parent,
+    )
+    assert process.stdout
+    with process.stdout as said:
+        if not said.readline():
+            process.wait()
+            return False
+    _started[:] = [folder, process]
+    os.environ[VARIABLE] = folder.name
+    return True
+
+
+def is_there(kind: str) -> bool:
+    """Whether somebody has imported these."""
+    folder = _folder()
+    return folder is not None and os.path.exists(f"{folder}/{kind}")
+
+
+def _folder() -> str | None:
+    return os.environ.get(VARIABLE) or (_started[0].name if _started else None)
+
+
+def command(kind: str = ALL) -> list[str]:
+    """What stands for `python` in a command line."""
+    # Without `site` it starts in no time.
+    return [sys.executable, "-S", "-E", __file__, kind]
+
+
+class Process:
+    """A process that was forked, as `subprocess.Popen` has one; it is no child of this one, and is
+    killed when this one ends."""
+
+    def __init__(
+        self,
+        kind: str,
+        program: Sequence[str],
+        *,
+        environment: dict[str, str] | None = None,
+        streams: Sequence[int] = (0, 1, 2),
+        new_session: bool = False,
+    ) -> None:
+        """`program` is what would follow `python`."""
+        self.returncode: int | None = None
+        request = {
+            "program": list(program),
+            "environment": dict(os.environ if environment is None else environment),
+            "folder": os.getcwd(),
+            "new_session": new_session,
+        }
+        text = json.dumps(request).encode() + b"\n"
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(f"{_folder()}/{kind}")
+        socket.send_fds(self._connection, [text[:1]], list(streams))
+        self._connection.sendall(text[1:])
+        self.pid = int(self._line())
+
+    def _line(self) -> bytes:
+        line = b""
+        while not line.endswith(b"\n") and (byte := self._connection.recv(1)):
+            line += byte
+        return line
+
+    def poll(self) -> int | None:
+        return self.wait(0)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """None where it still runs after so many seconds."""
+        if self.returncode is None and select.select([self._connection], [], [], timeout)[0]:
+            # Nothing is said where all were killed.
+            self.returncode = int(self._line() or -signal.SIGKILL)
+            self._connection.close()
+        return self.returncode
+
+
+# ---- the process that imports -------------------------------------------------------------------
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _serve(directory: str, kinds: Sequence[str]) -> dict[str, Any]:
+    """Import, and fork for all that ask. Returns in these forks alone, with what each is to be."""
+    # Whoever has started this decides what Ctrl-C ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ready = os.dup(1)
+    os.dup2(2, 1)  # What is logged meanwhile is no answer.
+    del sys.path[0]
+    for kind in kinds:
+        _import(MODULES[kind])
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"{directory}/{kind}")
+        listener.listen(64)
+        is_last = kind == kinds[-1]
+        if is_last:
+            os.write(ready, b"ready\n")
+        if is_last or os.fork() == 0:
+            os.close(ready)
+            if not is_last:
+                _die_with_parent()
+            return _fork_for(listener)
+        listener.close()
+    raise AssertionError("no kind is named")
+
+
+def _import(modules: Sequence[str]) -> None:
+    import gc
+    import importlib.util
+
+    for name in modules:
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            continue
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # Who needs it hears of that, too.
+            print(f"{name} is not imported ahead: {error}", file=sys.stderr)
+        if len(os.listdir("/proc/self/task")) > 1:
+            sys.exit(f"nothing is forked: {name} starts a thread when it is imported")
+    # It looks for the title's place behind the environment that the program began with.
+    if importlib.util.find_spec("setproctitle"):
+        importlib.import_module("setproctitle").getproctitle()
+    # It has a plug-in for pytest, which warns of each whose assertions it cannot rewrite any more.
+    if anyio := sys.modules.get("anyio"):
+        anyio.__doc__ = f"{anyio.__doc__} PYTEST_DONT_REWRITE"
+    gc.collect()
+    gc.freeze()
+
+
+def _fork_for(listener: socket.socket) -> dict[str, Any]:
+    # Nobody waits for those that wait for what was forked.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            return _fork(connection)
+        connection.close()
+
+
+def _fork(connection: socket.socket) -> dict[str, Any]:
+    """Fork what is asked for, and stay with it; returns in the fork alone."""
+    _die_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    text, streams, *_ = socket.recv_fds(connection, 1 << 20, 3)
+    while not text.endswith(b"\n"):
+        more = connection.recv(1 << 20)
+        if not more:
+            os._exit(1)
+        text += more
+    request = json.loads(text)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writing)
+        os.read(reading, 1)
+        _stay_with(child, streams, connection)
+    connection.close()
+    _die_with_parent()
+    if request["new_session"]:
+        os.setsid()
+    for end in (reading, writing):
+        os.close(end)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    return dict(request)
+
+
+def _stay_with(child: int, streams: Sequence[int], connection: socket.socket) -> None:
+    """Tell who has asked which process it is and how it ends, and end it with who has asked."""
+    try:
+        for stream in streams:
+            os.close(stream)
+        connection.sendall(f"{child}\n".encode())
+        ended = os.pidfd_open(child)
+        if ended not in select.select([ended, connection], [], [])[0]:
+            os.kill(child, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        connection.sendall(f"{status}\n".encode())
+    finally:
+        # With the child, where it did not come to its end.
+        os._exit(0)
+
+
+def _run(request: dict[str, Any]) -> None:
+    """Be a program, as `python` would."""
+    import runpy
+    import types
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    what, *arguments = request["program"]
+    if what == "-c":
+        code, *arguments = arguments
+        sys.argv = ["-c", *arguments]
+        sys.path[:0] = ["", *paths]
+        exec(compile(code, "<string>", "exec"), vars(main))
+    elif what == "-m":
+        sys.argv = arguments
+        sys.path[:0] = [os.getcwd(), *paths]
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [what, *arguments]
+        sys.path[:0] = [os.path.dirname(what), *paths]
+        runpy.run_path(what, run_name="__main__")
+
+
+# ---- what stands for `python` -------------------------------------------------------------------
+
+
+def _stand_in(kind: str, words: list[str]) -> None:
+    is_worker = kind == WORKER
+    # Flags that all have.
+    program = words[1:] if words[0] == "-u" else words
+    try:
+        process = Process(ALL if is_worker else kind, program)
+    except OSError:
+        os.execv(sys.executable, [sys.executable, *words])
+
+    def hand_on(number: int, _frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, hand_on)
+    if is_worker:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Whoever reads or writes at the other ends has to do with the fork alone.
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nothing, stream)
+    status = process.wait()
+    assert status is not None
+    if status < 0:
+        with contextlib.suppress(OSError):  # It is not caught.
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    role, *given = sys.argv[1:]
+    if role == "serve":
+        _run(_serve(given[0], given[1:]))
+    else:
+        _stand_in(role, given)
