@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from vllm_demo.server import free_port
 
 class LMCacheServer:
     """`lmcache server`, which can be started again at the same ports with another adapter."""
+
+    command: Sequence[str] = (str(Path(sys.executable).parent / "lmcache"),)
 
     def __init__(self, folder: Path, l1_gib: float) -> None:
         self.folder = folder
@@ -26,7 +29,7 @@ class LMCacheServer:
     def start(self, adapter: str | None, *options: str) -> None:
         """Start it with this `--l2-adapter` and further options, and wait until it answers."""
         command = [
-            str(Path(sys.executable).parent / "lmcache"), "server",
+            *self.command, "server",
             "--host", "127.0.0.1", "--port", str(self.port), "--http-port", str(self.http),
             "--l1-size-gb", str(self.l1_gib), "--eviction-policy", "LRU", "--no-l1-use-lazy",
             "--supported-transfer-mode", "auto", "--shm-name", f"kvdepot-e2e-{os.getpid()}",

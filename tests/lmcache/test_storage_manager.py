@@ -6,12 +6,12 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
 from typing import Any
 
+import forks
 import kvdepot
 import pytest
 from lmcache.v1.event_manager import EventManager, EventType
@@ -206,7 +206,7 @@ def put_and_die(folder: Path, pipeline: str, count: int) -> None:
     (packages / "lmcache_tests").symlink_to(Path(__file__).parent)
     program = f"import sys; sys.path.insert(0, {str(packages)!r})\n{textwrap.dedent(PUT_AND_DIE)}"
     died = subprocess.run(
-        [sys.executable, "-c", program, str(folder), pipeline, str(count)],
+        [*forks.command(), "-c", program, str(folder), pipeline, str(count)],
         capture_output=True,
         text=True,
         timeout=120,

@@ -7,19 +7,19 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 from vllm_demo.server import free_port
 
 from . import mp
 
-LMCACHE = str(Path(sys.executable).parent / "lmcache")
+LMCACHE = [*forks.command(), "-m", "lmcache.cli.main"]
 ENVIRONMENT = {**os.environ, "LMCACHE_DISABLE_BANNER": "1"}
 DRAM = ["--l1-size-gb", "0.125", "--eviction-policy", "LRU", "--no-l1-use-lazy"]
 PATIENCE_S = 240
@@ -28,7 +28,7 @@ PATIENCE_S = 240
 def run(*arguments: str, cwd: Path) -> str:
     """What a command of LMCache's writes."""
     done = subprocess.run(
-        [LMCACHE, *arguments],
+        [*LMCACHE, *arguments],
         cwd=cwd,
         env=ENVIRONMENT,
         capture_output=True,
@@ -67,7 +67,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int,
     folder = tmp_path_factory.mktemp("server")
     port, http = free_port(), free_port()
     command = [
-        LMCACHE, "server", "--host", "127.0.0.1", "--port", str(port), "--http-port", str(http),
+        *LMCACHE, "server", "--host", "127.0.0.1", "--port", str(port), "--http-port", str(http),
         *DRAM, "--supported-transfer-mode", "auto", "--shm-name", f"kvdepot-test-{os.getpid()}",
         "--l2-store-policy", "skip_l1", "--l2-adapter", mp.spec("native", folder),
         "--trace-level", "storage", "--trace-output", str(folder / "calls.lct"),

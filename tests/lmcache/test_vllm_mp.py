@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import forks
 import kvd_reader
 import pytest
 from engine_fleet import make_models, model_directory
@@ -40,6 +41,8 @@ CACHED = TOKENS // CHUNK * CHUNK
 
 class LMCache(LMCacheServer):
     """LMCache's server over a pipeline, with either of the two surfaces."""
+
+    command = (*forks.command(), "-m", "lmcache.cli.main")
 
     def __init__(self, folder: Path, pipeline: str) -> None:
         super().__init__(folder, l1_gib=0.5)
