@@ -98,7 +98,7 @@ class Probed:
 class Engines:
     """The process that engines are forked off; it ends with the block."""
 
-    def __init__(self, **variables: str) -> None:
+    def __init__(self, python: Sequence[str] = (sys.executable,), **variables: str) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="identity")
         self.log = Path(self._directory.name) / "log"
         self.probed = Probed()
@@ -117,7 +117,7 @@ class Engines:
         }
         with self.log.open("w") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "identity.engines"],
+                [*python, "-m", "identity.engines"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

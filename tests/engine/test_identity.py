@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import forks
 import pytest
 from identity.__main__ import run, served
 from identity.cases import CHANGES, FEATURES, HARMLESS, Case
@@ -25,8 +26,13 @@ ALWAYS = (
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[Engines]:
-    # Each engine would compile what counts log probabilities, for seconds.
-    with Engines(TORCHDYNAMO_DISABLE="1") as started:
+    variables = {
+        # Each engine would compile what counts log probabilities, for seconds.
+        "TORCHDYNAMO_DISABLE": "1",
+        # Threads that wait for each other at every step would wait for other tests.
+        "OMP_NUM_THREADS": "1",
+    }
+    with Engines(forks.command(forks.VLLM), **variables) as started:
         yield started
 
 
