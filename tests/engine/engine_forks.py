@@ -6,6 +6,7 @@ would give it, and forks its engine core and workers instead of spawning them.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import multiprocessing
 import os
@@ -19,6 +20,9 @@ def main() -> None:
     sys.path.append(str(Path(__file__).parents[2] / "bench"))
     importlib.import_module("identity.engines").look_at_models_here()
     sys.argv[0] = "api_server"
+    # A loader reads LD_LIBRARY_PATH when a program begins, which was long ago.
+    if library := os.environ.get("ENGINE_LIBRARY"):
+        ctypes.CDLL(library)
     context = multiprocessing.get_context
     multiprocessing.get_context = lambda method=None: context(method and "fork")
     # A signal to an engine core is none to its API server, whose event loop hears of its own there.
