@@ -225,7 +225,7 @@ def _serve(
         if engine["connector"]["kv_connector"] == "KvdepotConnector":
             note_probes(probed)
         else:
-            _register_kernels()
+            register_kernels()
     llm = LLM(model=engine["model"], **(chosen | engine["options"]))
     if engine["pooling"]:
         return _pool(llm, engine, prompts)
@@ -303,7 +303,7 @@ def note_probes(probed: Probed) -> None:
     Collector.probed, Collector.differs = counted, noted
 
 
-def _register_kernels() -> None:
+def register_kernels() -> None:
     """vLLM looks for its kernels in all modules, and fails at one that LMCache imports."""
     from vllm.platforms import current_platform
 

@@ -18,7 +18,11 @@ from pathlib import Path
 def main() -> None:
     """Be a server."""
     sys.path.append(str(Path(__file__).parents[2] / "bench"))
-    importlib.import_module("identity.engines").look_at_models_here()
+    engines = importlib.import_module("identity.engines")
+    engines.look_at_models_here()
+    # Its API server imports the connector before it forks the others.
+    if any("LMCacheMPConnector" in argument for argument in sys.argv):
+        engines.register_kernels()
     sys.argv[0] = "api_server"
     # A loader reads LD_LIBRARY_PATH when a program begins, which was long ago.
     if library := os.environ.get("ENGINE_LIBRARY"):

@@ -17,6 +17,7 @@ import kvd_reader
 import pytest
 from engine_fleet import make_models, model_directory
 from engine_harness import ROOT, assert_same, flip, prompts
+from engine_preload import ForkedServer
 from server import LMCacheServer
 from vllm_demo import measure
 from vllm_demo.measure import Answer
@@ -90,13 +91,18 @@ def both(
     transfer["kv_connector_extra_config"]["lmcache.mp.heartbeat_interval"] = 3.0
     try:
         with no_survivors():
-            vllm = Server(
+            # Nothing of kvdepot is in its processes: `make test-all` starts them as users do.
+            vllm = (ForkedServer if request.param == pipelines.DEFAULT else Server)(
                 "vLLM",
                 model_directory("qwen3"),
                 log=lmcache.folder / "vllm.log",
                 arguments=["--max-model-len", "4096", "--no-enable-prefix-caching"]
                 + ["--kv-transfer-config", json.dumps(transfer)],
-                environment={"VLLM_CACHE_ROOT": str(ROOT / "build" / "vllm-cache")},
+                environment={
+                    "VLLM_CACHE_ROOT": str(ROOT / "build" / "vllm-cache"),
+                    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                    "OMP_NUM_THREADS": "1",
+                },
             )
             # It connects when its worker is up, the third of its processes.
             lmcache.start_with("native")
