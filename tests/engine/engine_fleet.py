@@ -10,13 +10,13 @@ import contextlib
 import http.client
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import forks
 from engine_harness import ROOT, Engine
 from engine_preload import ForkedServer
 from vllm_demo.server import Server, ServerError
@@ -213,12 +213,19 @@ def model_directory(name: str) -> Path:
     return ROOT / "build" / "engine-models" / name
 
 
+_made: set[tuple[str, ...]] = set()
+
+
 def make_models(models: Sequence[tuple[str, ...]]) -> None:
     """Random models, made once and kept in `build`."""
-    for name, *options in dict.fromkeys(models):
+    for model in dict.fromkeys(models):
+        if model in _made:
+            continue
+        name, *options = model
         subprocess.run(
-            [sys.executable, "-m", "vllm_demo.model", str(model_directory(name)), *options],
+            [*forks.command(), "-m", "vllm_demo.model", str(model_directory(name)), *options],
             cwd=ROOT / "examples",
             check=True,
             capture_output=True,
         )
+        _made.add(model)

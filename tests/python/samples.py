@@ -23,7 +23,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,7 @@ class Stage:
     """Where the samples of one page are run, one after the other."""
 
     root: Path
+    interpreter: Sequence[str] = (sys.executable,)
     servers: list[subprocess.Popen[str]] = field(default_factory=list)
     python: subprocess.Popen[str] | None = None
 
@@ -208,7 +209,7 @@ class Stage:
 
     def execute(self, sample: Sample, source: str) -> None:
         if self.python is None:
-            self.python = self.start([sys.executable, "-c", DRIVER], stdin=subprocess.PIPE)
+            self.python = self.start([*self.interpreter, "-c", DRIVER], stdin=subprocess.PIPE)
         assert self.python.stdin
         assert self.python.stdout
         # Its lines are those of the page.

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import forks
 import pytest
 from samples import Stage, commands, pages, samples
 
@@ -32,6 +33,7 @@ def stage() -> Iterator[Stage]:
 def test_samples_of(page: str, stage: Stage) -> None:
     if any("import torch" in sample.text for sample in HAVE[page]):
         pytest.importorskip("torch")
+        stage.interpreter = forks.command()
     for sample in HAVE[page]:
         stage.run(sample)
     lacks = {reason for sample in HAVE[page] if (reason := sample.lacks())}

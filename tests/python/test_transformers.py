@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import logging
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forks
 import kvdepot
 import pytest
 
@@ -83,7 +83,7 @@ def child(does: str, folder: str) -> None:
 
 def test_another_process_goes_on_to_the_bit(tmp_path: Path) -> None:
     for does in ("save", "load"):
-        command = [sys.executable, "-c", CHILD, str(Path(__file__).parent), does, str(tmp_path)]
+        command = [*forks.command(), "-c", CHILD, str(Path(__file__).parent), does, str(tmp_path)]
         subprocess.run(command, check=True, timeout=200)
     for kind in KINDS:
         saved, loaded = (torch.load(tmp_path / f"{kind}.{does}") for does in ("save", "load"))
