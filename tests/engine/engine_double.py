@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from identity.engines import configured
 from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
@@ -69,10 +70,13 @@ def window(tokens: int) -> SlidingWindowSpec:
     )
 
 
-def token_bytes(layer: int, tokens: Sequence[int], weights: int) -> list[bytes]:
-    """What the model computes for each token: it depends on all before it."""
+def token_bytes(
+    layer: int, tokens: Sequence[int], weights: int, before: bytes | None = None
+) -> list[bytes]:
+    """What the model computes for each token: it depends on all before it, the last of which has
+    `before`."""
     states = []
-    state = bytes([layer, weights])
+    state = before or bytes([layer, weights])
     for token in tokens:
         state = hashlib.blake2b(state + token.to_bytes(8, "little"), digest_size=BYTES).digest()
         states.append(state)
@@ -185,6 +189,8 @@ class EngineDouble:
         """Bytes that a computed token would have seen, and that were not those of its tokens."""
         self.cached: dict[str, int] = {}
         """Tokens of each request that were not computed."""
+        self._known: dict[tuple[str, int], tuple[int, list[int], list[bytes]]] = {}
+        """By request and layer: weights, tokens, and what the model computed for them."""
 
     @property
     def connector(self) -> Any:
@@ -319,21 +325,36 @@ class EngineDouble:
         for layer, (spec, table, cache) in enumerate(
             zip(self.groups, tables, self.caches, strict=True)
         ):
-            states = token_bytes(layer, tokens[:end], self.weights)
+            states = self._states(name, layer, tokens[:end])
+            positions = np.arange(end)
+            rows = np.asarray(table)[positions // BLOCK] * BLOCK + positions % BLOCK
+            memory = cache.numpy().reshape(-1, BYTES)
             reach = getattr(spec, "sliding_window", None) or end
-            for position in range(max(0, start - reach + 1), start):
-                found = cache[table[position // BLOCK], 0, position % BLOCK]
-                if bytes(found.view(torch.uint8).tolist()) != states[position]:
-                    self.faults.append(
-                        f"{name}: layer {layer}, token {position} (block "
-                        f"{table[position // BLOCK]}) for token {start}"
-                    )
-            for position in range(start, end):
-                state = torch.frombuffer(bytearray(states[position]), dtype=torch.int8)
-                cache[table[position // BLOCK], 0, position % BLOCK] = state
+            first = max(0, start - reach + 1)
+            found = memory[rows[first:start]].tobytes()
+            if found != b"".join(states[first:start]):
+                self.faults += [
+                    f"{name}: layer {layer}, token {position} (block {table[position // BLOCK]}) "
+                    f"for token {start}"
+                    for position in range(first, start)
+                    if memory[rows[position]].tobytes() != states[position]
+                ]
+            computed = np.frombuffer(b"".join(states[start:]), dtype=np.int8)
+            memory[rows[start:]] = computed.reshape(-1, BYTES)
         if end < request.num_tokens:
             return []
-        return [int.from_bytes(token_bytes(99, tokens, self.weights)[-1][:2], "little") % 500 + 3]
+        return [int.from_bytes(self._states(name, 99, tokens)[-1][:2], "little") % 500 + 3]
+
+    def _states(self, name: str, layer: int, tokens: list[int]) -> list[bytes]:
+        """`token_bytes` of a request; those of the step before are kept."""
+        weights = self.weights
+        known, before, states = self._known.get((name, layer), (weights, [], []))
+        if known != weights or tokens[: len(before)] != before:
+            before, states = [], []
+        last = states[-1] if states else None
+        states = states + token_bytes(layer, tokens[len(before) :], weights, last)
+        self._known[name, layer] = (weights, tokens, states)
+        return states
 
 
 def vllm_config(
