@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
         if importlib.util.find_spec("vllm") is None:
             item.add_marker(missing)
+
+
+entry_points = functools.cache(importlib.metadata.entry_points)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> Iterator[None]:
+    """What is installed stays: to look for plug-ins takes 50 ms, for each name that a namespace
+    gets and each engine that begins."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importlib.metadata, "entry_points", entry_points)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ process that was killed are removed by the next one that makes some.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -30,6 +31,7 @@ def run(*command: str) -> str:
     return done.stdout
 
 
+@functools.cache
 def why_not() -> str | None:
     """Why this machine can have no such hosts; None where it can."""
     if os.geteuid() != 0:
