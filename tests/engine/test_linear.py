@@ -30,7 +30,7 @@ from vllm.v1.kv_offload.base import (
 pytestmark = pytest.mark.integration
 
 # To 64,000 blocks in `make test-all`.
-SIZES = [1000 << number for number in range(7 if os.environ.get("KVDEPOT_TEST_ALL") else 4)]
+SIZES = [1000 << number for number in range(7 if os.environ.get("KVDEPOT_TEST_ALL") else 3)]
 # Hashes and comparisons of keys are slow to count: up to so many blocks.
 KEYS_COUNTED = 4000
 GROWTH = 2.2
