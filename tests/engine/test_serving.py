@@ -52,8 +52,8 @@ def test_generated_tokens_are_stored_too(engine: Engine) -> None:
 
 
 def test_requests_at_once_with_a_common_beginning_stay_right(engine: Engine) -> None:
-    (common,) = prompts(1, 500, seed=13)
-    tails = prompts(6, 200, seed=14)
+    (common,) = prompts(1, 2 * BLOCK + 10, seed=13)
+    tails = prompts(6, BLOCK, seed=14)
     wanted = [engine.ask(common + tail) for tail in tails]
     engine.reset(external=True)
     with ThreadPoolExecutor(6) as threads:
@@ -93,8 +93,8 @@ def test_a_reset_forgets_the_blocks(engine: Engine) -> None:
 
 
 def test_blocks_pushed_out_of_the_near_tier_come_from_the_far_one(engine: Engine) -> None:
-    # 12 prompts of 4 blocks of 2 MiB do not fit into 64 MiB, but into 512 MiB.
-    many = prompts(12, 4 * BLOCK + 20, seed=18)
+    # 10 prompts of 4 blocks of 2 MiB do not fit into 64 MiB, but into 512 MiB.
+    many = prompts(10, 4 * BLOCK + 20, seed=18)
     first = [engine.ask(prompt) for prompt in many]
     engine.settle()
     far = engine.metric("kvdepot_moved_blocks_total", op="load", tier="Dax")
