@@ -7,6 +7,7 @@ engine answered as one line.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import itertools
 import json
@@ -155,6 +156,10 @@ def main() -> None:
     for module in ("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker"):
         importlib.import_module(module)
     look_at_models_here()
+    # What was imported is no garbage, for which each engine looks several times, and at its end.
+    gc.collect()
+    gc.freeze()
+    gc.unfreeze = lambda: None
     # What an engine prints must not get between the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -225,7 +230,7 @@ def _serve(
         if engine["connector"]["kv_connector"] == "KvdepotConnector":
             note_probes(probed)
         else:
-            register_kernels()
+            _register_kernels()
     llm = LLM(model=engine["model"], **(chosen | engine["options"]))
     if engine["pooling"]:
         return _pool(llm, engine, prompts)
@@ -303,7 +308,7 @@ def note_probes(probed: Probed) -> None:
     Collector.probed, Collector.differs = counted, noted
 
 
-def register_kernels() -> None:
+def _register_kernels() -> None:
     """vLLM looks for its kernels in all modules, and fails at one that LMCache imports."""
     from vllm.platforms import current_platform
 

@@ -7,6 +7,7 @@ would give it, and forks its engine core and workers instead of spawning them.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import multiprocessing
 import os
@@ -18,11 +19,9 @@ from pathlib import Path
 def main() -> None:
     """Be a server."""
     sys.path.append(str(Path(__file__).parents[2] / "bench"))
-    engines = importlib.import_module("identity.engines")
-    engines.look_at_models_here()
-    # Its API server imports the connector before it forks the others.
-    if any("LMCacheMPConnector" in argument for argument in sys.argv):
-        engines.register_kernels()
+    importlib.import_module("identity.engines").look_at_models_here()
+    # At its end it would look through all that was imported for garbage, in each process.
+    gc.unfreeze = lambda: None
     sys.argv[0] = "api_server"
     # A loader reads LD_LIBRARY_PATH when a program begins, which was long ago.
     if library := os.environ.get("ENGINE_LIBRARY"):

@@ -32,7 +32,7 @@ NOTHING = "nothing"
 WORKER = "worker"
 
 # By kind; of the kinds that a process serves the later ones have what the earlier have, too. vLLM
-# looks for its kernels in all modules, and fails at one that LMCache imports: so it comes first.
+# replaces kernels in all modules, and fails at one that LMCache imports: so it comes first.
 # kvdepot is not among them: it reads how much to log when it is imported.
 MODULES = {
     VLLM: (
@@ -200,7 +200,7 @@ def _serve(directory: str, kinds: Sequence[str]) -> dict[str, Any]:
     os.dup2(2, 1)  # What is logged meanwhile is no answer.
     del sys.path[0]
     for kind in kinds:
-        _import(MODULES[kind])
+        _import(kind)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(f"{directory}/{kind}")
         listener.listen(64)
@@ -216,20 +216,22 @@ def _serve(directory: str, kinds: Sequence[str]) -> dict[str, Any]:
     raise AssertionError("no kind is named")
 
 
-def _import(modules: Sequence[str]) -> None:
+def _import(kind: str) -> None:
     import gc
     import importlib.util
 
-    for name in modules:
+    for name in MODULES[kind]:
         if importlib.util.find_spec(name.partition(".")[0]) is None:
             continue
         try:
             importlib.import_module(name)
         except Exception as error:  # Who needs it hears of that, too.
             print(f"{name} is not imported ahead: {error}", file=sys.stderr)
-        if len(os.listdir("/proc/self/task")) > 1:
-            sys.exit(f"nothing is forked: {name} starts a thread when it is imported")
-    # It looks for the title's place behind the environment that the program began with.
+        _look_for_threads(name)
+    if kind == VLLM:
+        _replace_kernels()
+        _look_for_threads("register_triton_kernel_overrides")
+    # This looks for the title's place behind the environment that the program began with.
     if importlib.util.find_spec("setproctitle"):
         importlib.import_module("setproctitle").getproctitle()
     # It has a plug-in for pytest, which warns of each whose assertions it cannot rewrite any more.
@@ -237,6 +239,24 @@ def _import(modules: Sequence[str]) -> None:
         anyio.__doc__ = f"{anyio.__doc__} PYTEST_DONT_REWRITE"
     gc.collect()
     gc.freeze()
+
+
+def _look_for_threads(what: str) -> None:
+    if len(os.listdir("/proc/self/task")) > 1:
+        sys.exit(f"nothing is forked: {what} starts a thread")
+
+
+def _replace_kernels() -> None:
+    """vLLM looks for its kernels in all modules whenever a worker begins: once does for all."""
+    import importlib
+
+    try:
+        platform: Any = importlib.import_module("vllm.platforms").current_platform
+        platform.register_triton_kernel_overrides()
+    except (ImportError, AttributeError) as error:
+        print(f"vLLM's kernels are not replaced ahead: {error}", file=sys.stderr)
+    else:
+        type(platform).register_triton_kernel_overrides = classmethod(lambda _: None)
 
 
 def _fork_for(listener: socket.socket) -> dict[str, Any]:
