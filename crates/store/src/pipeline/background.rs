@@ -367,17 +367,19 @@ impl Core {
 
 impl Queues {
     /// Position of the next promotion that gets wait for, when there have been so many `joins`. All
-    /// are looked at once more after a join, [`LOOKS`] of them for each batch.
+    /// are looked at once more after a join, [`LOOKS`] of them for each batch, however many come in
+    /// the meantime.
     fn next_joined(&mut self, joins: u64) -> Option<usize> {
         for _ in 0..LOOKS {
-            if self.looked >= self.promotions.len() {
-                if self.joins == joins {
-                    return None;
+            if self.looked >= self.round {
+                if self.joins != joins {
+                    (self.joins, self.looked) = (joins, 0);
                 }
-                (self.joins, self.looked) = (joins, 0);
+                self.round = self.promotions.len();
             }
+            let one = self.promotions.get(self.looked)?;
             held::worked();
-            if self.promotions.get(self.looked)?.is_joined() {
+            if one.is_joined() {
                 return Some(self.looked);
             }
             self.looked += 1;
@@ -421,7 +423,9 @@ impl Queues {
         };
         let more = self.promotions.range(at + 1..).take_while(fits);
         let end = at + 1 + more.count();
-        self.looked -= end.min(self.looked).saturating_sub(at);
+        for count in [&mut self.looked, &mut self.round] {
+            *count -= end.min(*count).saturating_sub(at);
+        }
         Some(Work::Promote(self.promotions.drain(at..end).collect()))
     }
 }
@@ -517,6 +521,32 @@ mod tests {
         }
         let work = held::work().mine - before;
         assert!(work < 4 * MANY, "{work} steps for {MANY} promotions");
+    }
+
+    #[test]
+    fn a_promotion_that_is_joined_late_waits_for_no_others_that_come_behind_it() {
+        let loads = Loads::of_one_tier();
+        let of = |number| promotion(number, None).place.identity;
+        let mut queues = Queues::default();
+        for number in [0, 1] {
+            let load = loads.claim(1, of(number));
+            queues.promotions.push_back(promotion(number, load));
+        }
+        // Before each batch one arrives that was joined before; number 1 is joined after the first
+        // batch.
+        let mut found = Vec::new();
+        for number in 2..5 {
+            let load = loads.joined(of(number));
+            queues.promotions.push_back(promotion(number, Some(load)));
+            match queues.take_work(true, loads.joins()) {
+                Some(Work::Promote(blocks)) => found.push(blocks[0].place.identity),
+                _ => panic!("there are promotions"),
+            }
+            if number == 2 {
+                loads.join(of(1));
+            }
+        }
+        assert_eq!(found, [2, 1, 4].map(of));
     }
 
     #[test]

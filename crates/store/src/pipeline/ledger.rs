@@ -125,6 +125,8 @@ pub(super) struct Queues {
     /// there had been when that began.
     pub(super) looked: usize,
     pub(super) joins: u64,
+    /// The first promotions, all of which are looked at before one of them is looked at again.
+    pub(super) round: usize,
     pub(super) promotion_bytes: u64,
     /// Their number: each is pinned until it has come.
     pub(super) promotion_blocks: usize,
