@@ -79,7 +79,7 @@ AREAS = {
     "crates/media": "Media and copies",
     "crates/plan": "Media and copies",
     "crates/store/src/tier/alarm.rs": "Asynchronous tiers",
-    "crates/store/src/tier/apart.rs": "Asynchronous tiers",
+    "crates/store/src/tier/breaker.rs": "Asynchronous tiers",
     "crates/store/src/tier/posix": "Posix and Ds3fs",
     "crates/store/src/tier/s3": "S3",
     "crates/transfer": "Peer and transfer engine",
