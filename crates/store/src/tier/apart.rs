@@ -1,7 +1,7 @@
-//! A tier that may answer late, as the pipeline asks it: each question has a limit, and one that
-//! does not answer is left alone for a while ([`Breaker`]). A lookup's limit is of the whole, and
-//! what was found by then counts; any other is of the silence between one sign of an answer and the
-//! next.
+//! An asynchronous tier, as the pipeline calls it: each call has a time limit, and a tier that does
+//! not respond is not called until its circuit breaker closes ([`Breaker`]). The limit of a lookup
+//! bounds the whole call, and the blocks found by then count. Any other limit bounds the time
+//! between two responses within the call.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,9 +1,9 @@
-//! The circuit breaker of a tier that may answer late.
+//! The circuit breaker of an asynchronous tier.
 //!
-//! Where several answers in a row have not come, nothing is asked for some time: a broken tier is a
-//! miss, at once. Then one question goes through, the *trial*; if it is answered the breaker closes,
-//! and if not it stays open for twice as long, up to five seconds. Nobody waits for a trial: other
-//! questions are misses at once, and after five seconds another one tries.
+//! The breaker opens after [`FAILURES`] calls in a row without a response: calls are then misses
+//! immediately. After a pause one call goes through, the *trial*. If the tier responds, the breaker
+//! closes; otherwise the pause doubles, up to [`OPEN_MOST`]. During a trial other calls are still
+//! misses. If a trial lasts for [`TRIAL_MOST`], the next call is a trial too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,15 +12,16 @@ use std::time::{Duration, Instant};
 use kvdepot_arena::clock;
 use parking_lot::Mutex;
 
-/// Questions in a row without an answer that open the breaker.
+/// Number of calls in a row without a response that open the breaker.
 pub(super) const FAILURES: u32 = 3;
 
-/// Time for which the breaker is open at first, and at most: a tier that answers again is of use
-/// within seconds, however long it was silent.
+/// First and longest pause between trials: a tier that responds again serves blocks within seconds,
+/// however long it did not respond.
 const OPEN_FIRST: Duration = Duration::from_millis(500);
 const OPEN_MOST: Duration = Duration::from_secs(5);
 
-/// Time for which one trial keeps others from one: a put may wait much longer for its answer.
+/// Time after which a trial in progress no longer prevents another one: a put may wait much longer
+/// for a response.
 const TRIAL_MOST: Duration = Duration::from_secs(5);
 
 /// Circuit breaker of a tier.
@@ -34,19 +35,19 @@ pub(super) struct Breaker {
 #[derive(Default)]
 struct Circuit {
     failures: u32,
-    /// Nothing is asked before.
+    /// End of the pause; `None` if the breaker is closed.
     open_until: Option<Instant>,
     open_for: Duration,
-    /// The trial in progress, and when another one may begin all the same.
+    /// Number of the trial in progress, and the time from which another one may begin.
     trial: Option<(u64, Instant)>,
-    /// Trials since the tier was opened.
+    /// Number of trials so far.
     trials: u64,
 }
 
-/// A question that was let through.
+/// A call that the breaker has let through.
 pub(super) struct Question {
     breaker: Arc<Breaker>,
-    /// The number of the trial that it is. Dropped, it lets another one try.
+    /// Number of the trial, if the call is one. A drop without a result permits another trial.
     trial: Option<u64>,
 }
 
@@ -60,13 +61,13 @@ impl Breaker {
         }
     }
 
-    /// Questions without an answer, and how often it has opened.
+    /// Returns the number of calls without a response, and of openings.
     pub(super) fn counts(&self) -> (u64, u64) {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         (of(&self.unheard), of(&self.opened))
     }
 
-    /// A question that is no trial.
+    /// Returns a call that is no trial.
     pub(super) fn question(self: &Arc<Breaker>) -> Question {
         Question {
             breaker: Arc::clone(self),
@@ -74,7 +75,7 @@ impl Breaker {
         }
     }
 
-    /// `None` while nothing is asked.
+    /// Returns the call that may go to the tier, or `None` if the breaker is open.
     pub(super) fn lets_through(self: &Arc<Breaker>) -> Option<Question> {
         let mut question = self.question();
         let mut state = self.state.lock();
@@ -93,7 +94,7 @@ impl Breaker {
 }
 
 impl Circuit {
-    /// Ends a trial, unless another one has begun since.
+    /// Ends a trial, unless another one has begun since. Returns true if the trial was in progress.
     fn end(&mut self, trial: Option<u64>) -> bool {
         let is_it = trial.is_some() && trial == self.trial.map(|(number, _)| number);
         if is_it {
@@ -104,8 +105,8 @@ impl Circuit {
 }
 
 impl Question {
-    /// Notes whether a question was answered that took its time. One that waited in this process
-    /// until its limit says nothing of the tier: it neither closes the breaker nor counts.
+    /// Records whether a call received a response after it had returned. A call that waited for a
+    /// resource of this process until its limit neither closes the breaker nor counts.
     pub(super) fn heard_late(self, answered: bool, unasked: &AtomicBool) {
         if !(answered && unasked.load(Ordering::Relaxed)) {
             return self.heard(answered);
@@ -116,7 +117,7 @@ impl Question {
         }
     }
 
-    /// Notes whether a question was answered.
+    /// Records whether a call received a response.
     pub(super) fn heard(self, answered: bool) {
         let breaker = &self.breaker;
         let mut state = breaker.state.lock();
@@ -163,7 +164,7 @@ impl Drop for Question {
     }
 }
 
-/// A question that is let through, of a trial if the breaker is open.
+/// A call that is let through; a trial if the breaker is open.
 #[cfg(test)]
 pub(super) fn trial_of(breaker: &Arc<Breaker>) -> Question {
     breaker.lets_through().unwrap()
@@ -171,7 +172,7 @@ pub(super) fn trial_of(breaker: &Arc<Breaker>) -> Question {
 
 #[cfg(test)]
 impl Breaker {
-    /// Its pause is over.
+    /// Ends the pause.
     pub(super) fn pass_time(&self) {
         let over = clock::now().checked_sub(Duration::from_millis(1));
         self.state.lock().open_until = over;
@@ -209,7 +210,7 @@ mod tests {
     #[test]
     fn a_trial_that_is_dropped_or_lasts_keeps_no_other_from_one() {
         let breaker = open();
-        // Of a call that began before the breaker opened.
+        // A call that began before the breaker opened.
         let before = breaker.question();
         breaker.pass_time();
         drop(trial_of(&breaker));
