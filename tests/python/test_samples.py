@@ -9,7 +9,7 @@ from pathlib import Path
 
 import forks
 import pytest
-from samples import Stage, commands, pages, samples
+from samples import LATER, Stage, commands, pages, samples
 
 HAVE = {page: samples(page) for page in pages() if samples(page)}
 
@@ -36,7 +36,8 @@ def test_samples_of(page: str, stage: Stage) -> None:
         stage.interpreter = forks.command()
     for sample in HAVE[page]:
         stage.run(sample)
-    lacks = {reason for sample in HAVE[page] if (reason := sample.lacks())}
+    # `make test` has pages of which a part is for later.
+    lacks = {reason for sample in HAVE[page] if (reason := sample.lacks())} - {LATER}
     if lacks:
         pytest.skip(f"samples that were only checked: {', '.join(sorted(lacks))}")
 
