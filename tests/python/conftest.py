@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +70,23 @@ def keys(source: random.Random) -> Callable[[int], list[bytes]]:
 
 @pytest.fixture
 def child(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[Any]]]:
-    """Starts a Python process with a program and arguments; its pipes are open.
+    """Starts a Python process with a program and arguments; its pipes are open. `python` is what
+    stands for the interpreter.
 
     It ends with the test.
     """
     started: list[subprocess.Popen[Any]] = []
 
-    def start(program: str, *arguments: object, **options: Any) -> subprocess.Popen[Any]:
+    def start(
+        program: str,
+        *arguments: object,
+        python: Sequence[str] = (sys.executable,),
+        **options: Any,
+    ) -> subprocess.Popen[Any]:
         path = tmp_path / f"child_{len(list(tmp_path.glob('child_*')))}.py"
         path.write_text(textwrap.dedent(program))
         process = subprocess.Popen(
-            [sys.executable, str(path), *map(str, arguments)],
+            [*python, str(path), *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
+import forks
 import kvdepot
 import numpy as np
 import pytest
@@ -73,7 +74,8 @@ SWAPPED = """
 @needs_torch
 @pytest.mark.parametrize("swap", ["data", "set_"])
 def test_a_tensor_given_other_memory_meanwhile_keeps_what_it_had(child: Child, swap: str) -> None:
-    process = child(SWAPPED, swap, "tensor", "spans", "spans of a list", "spans of a dict")
+    ways = ("tensor", "spans", "spans of a list", "spans of a dict")
+    process = child(SWAPPED, swap, *ways, python=forks.command())
     out, error = process.communicate(timeout=240)
     assert (process.returncode, out) == (0, "sound\n"), error
 
