@@ -238,8 +238,8 @@ def test_the_fingerprint_of_an_engine_is_of_its_files_too(start: Start, tmp_path
     # These files were not loaded.
     config.instance_id = ""
     found = set()
-    for content in (b"x", b"y"):
-        (tmp_path / "model" / "pytorch_model.bin").write_bytes(content * 1000)
+    for byte in (b"x", b"y"):
+        (tmp_path / "model" / "pytorch_model.bin").write_bytes(byte * 1000)
         for spec in (full(), window(32)):
             groups = [KVCacheGroupSpec(["layer.0"], spec)]
             caches = SimpleNamespace(kv_cache_groups=groups)
