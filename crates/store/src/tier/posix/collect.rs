@@ -422,7 +422,7 @@ impl Work {
         }
     }
 
-    /// Takes the oldest of the files that the last look found and of those stored since.
+    /// Takes the oldest of the files that the last look found and of those stored or used since.
     fn oldest(&self, found: &mut Found) -> Option<Old> {
         let mut stored = self.stored.lock();
         let both = stored.peek().zip(found.old.last());

@@ -64,6 +64,7 @@ mod tests {
         assert_eq!(ahead(7 * MS, other(7 * MS), (NOW - 900 * MS, NOW)), 7 * MS);
         // It was set back.
         assert_eq!(ahead(7 * MS, other(-60 * MS), (NOW, NOW + MS)), -40 * MS);
+        // It stands still between two of its steps.
         assert_eq!(ahead(0, other(-4 * MS), (NOW, NOW + MS)), 0);
         let whole = i128::from(NOW) / SECOND * SECOND;
         assert_eq!(ahead(5, whole, (NOW, NOW + 900 * MS)), 0);
