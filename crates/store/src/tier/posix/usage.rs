@@ -238,7 +238,7 @@ impl Usage {
         self.part(BEGIN).saturating_sub(kept)
     }
 
-    /// As [`Usage::take`], of what is spare: granted bytes by the count that was read last, and else
+    /// As [`Usage::take`], of what is spare: granted bytes by the count that was read last, others
     /// by the count now. `None` where nobody has counted yet.
     pub(super) fn take_spare(&self, bytes: u64) -> Result<Option<bool>, Error> {
         // One after the other: what is taken meanwhile is seen by the next.
