@@ -289,9 +289,8 @@ def _processor_replaced_while_loading(at: Path) -> tuple[Engine, Engine]:
     """The first engine reads images by the old file, and sees the new one."""
     served = models.images(at / "served")
     file = served / "preprocessor_config.json"
-    _other_mean(shutil.copy(file, at / "new.json"))
-    first = Engine(str(served), before_model=[(str(file), str(at / "new.json"))])
-    return first, Engine(str(served))
+    _other_mean(new := shutil.copy(file, at / "new.json"))
+    return Engine(str(served), before_model=[(str(file), str(new))]), Engine(str(served))
 
 
 def _about(image: int, image_id: str | None = None) -> Callable[[Path], Sequence[Prompt]]:
