@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,12 +111,18 @@ def test_a_configuration_counts_where_it_is_not_handed_over(tmp_path: Path) -> N
     assert len(set(found)) == 3
 
 
-def moment() -> float:
-    """The time now; the times of files are not so exact."""
-    time.sleep(0.02)
-    now = time.time()
-    time.sleep(0.02)
-    return now
+def moment(directory: Path) -> float:
+    """A time behind those of all files that are there, and before those of files to come."""
+    clock = directory / "clock"
+
+    def written() -> float:
+        clock.touch()
+        return clock.stat().st_ctime
+
+    before = written()
+    while (now := written()) == before:
+        pass
+    return (before + now) / 2
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -160,7 +165,7 @@ def test_files_that_are_replaced_are_noticed(tmp_path: Path, what: str) -> None:
         model(tmp_path / name, {"a": name.encode()})
     (tmp_path / "model").symlink_to("hop")
     (tmp_path / "hop").symlink_to("real")
-    began = moment()
+    began = moment(tmp_path)
     change, named = CHANGES_OF_FILES[what]
     change(tmp_path)
     found = engine_weights.changed_since(engine_weights.files_of(tmp_path / "model"), began)
@@ -274,7 +279,7 @@ def test_the_hugging_face_cache_names_files_after_their_content(tmp_path: Path) 
     # An engine may have fetched it just now. A link that led to another snapshot is another matter.
     served = tmp_path / "served"
     served.symlink_to(snapshot)
-    began = moment()
+    began = moment(tmp_path)
     link.unlink()
     link.symlink_to(Path("../../blobs") / blob.name)
     assert engine_weights.changed_since([served / link.name], began) is None
@@ -527,7 +532,7 @@ class TestModels:
             (one / name).write_text("{}")
         path = one / (file or "model.safetensors")
         config = self.config(one if file else path, engram)
-        config.instance_id = str(int(moment() * 1e9))
+        config.instance_id = str(int(moment(tmp_path) * 1e9))
 
         def names() -> tuple[str, str]:
             return vllm_namespace.weights(config, "sampled"), vllm_namespace.processor(config)
