@@ -192,19 +192,21 @@ def of_file(path: Path, mode: str = SAMPLED) -> str:
 
 
 def changed_since(paths: Sequence[Path], seconds: float) -> Path | None:
-    """The first of these files that was written or replaced after a time since the epoch, or a link
-    on the way to it, or its directory."""
+    """The first of these files that changed after a time in seconds since the epoch, or the link on
+    its path or the directory that changed; None if nothing did.
+
+    A new owner or mode counts as a change.
+    """
     for path in paths:
         if content_name(path) is not None and "snapshots" in path.parent.resolve().parts:
-            # It is what its name says, and the engine may have fetched it just now.
+            # The name identifies the content, and the engine may have fetched the file just now.
             links = _links(path.parent)
         elif path.stat().st_ctime > seconds:
             return path
         else:
             links = _links(path)
             directory = path.parent.stat()
-            # What is written in a directory changes both times, and a move of the directory only
-            # one.
+            # A new entry in a directory sets both times, and a move of the directory only one.
             if directory.st_ctime > seconds >= directory.st_mtime:
                 return path.parent
         for link in links:
@@ -214,9 +216,9 @@ def changed_since(paths: Sequence[Path], seconds: float) -> Path | None:
 
 
 def _links(path: Path) -> Iterator[Path]:
-    """The symbolic links on the way to a file or a directory."""
+    """The symbolic links on the path of a file or directory, also of the links' targets."""
     for part in (path, *path.parents):
-        # Those in /proc are as old as the first look at them.
+        # The kernel sets the times of a link in /proc when the link is first accessed.
         if part.is_symlink() and not part.is_relative_to("/proc"):
             yield part
             yield from _links(part.parent / part.readlink())

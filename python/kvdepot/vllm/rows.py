@@ -201,12 +201,12 @@ class Rows:
 def _end_of_run(
     keys: list[OffloadKey], start: int, positions: dict[OffloadKey, int], tokens: int
 ) -> int:
-    """Where the blocks end that follow one another in the KV group of the block at `start`, each of
-    so many `tokens`.
+    """End of the run of full blocks, `tokens` tokens each, of the KV group of the block at `start`.
 
-    vLLM names all full blocks of a group in order. So if a key is of this group, and ends as many
-    tokens behind the first as blocks of this size fit between them, all keys between are of it too.
-    That is not so behind the end of a prompt within a block, for which the groups are compared.
+    vLLM names all full blocks of a group in order. If a key is of this group, and ends `tokens`
+    times its distance after the first block's end, all keys between are usually of the group, too.
+    Keys for the end of a prompt within a block are an exception. Therefore the groups of all keys
+    in the run are compared afterwards.
     """
     group, first = GROUP_OF_KEY(keys[start]), positions[keys[start]]
 
@@ -221,7 +221,10 @@ def _end_of_run(
 
 
 def _are_of(keys: list[OffloadKey], group: bytes) -> bool:
-    """Whether all keys are of this KV group. No key is taken apart: they have the same length."""
+    """Whether all keys are of this KV group.
+
+    All keys have the same length, so the groups are compared as bytes of the concatenated keys.
+    """
     text, length = b"".join(keys), len(keys[0])
     ends = range(length - len(group), length)
     return len(text) == length * len(keys) and all(
@@ -233,11 +236,13 @@ def _are_of(keys: list[OffloadKey], group: bytes) -> bool:
 def by_group(
     keys: Collection[OffloadKey], groups: Groups
 ) -> Iterator[tuple[Group | None, list[OffloadKey]]]:
-    """Runs of keys of one KV group, in the order given, with the one of `groups` that they are of;
-    None for a group that is not used."""
+    """Runs of consecutive keys of one KV group, each with its entry of `groups`.
+
+    The entry is None for a group that is not used.
+    """
     members = list(keys)
     if len(groups) == 1 and members:
-        # All groups of an engine are used, or none: it has no other.
+        # An engine uses either all of its groups or none, so this engine has no other group.
         ((number, group),) = groups.items()
         if get_offload_group_idx(members[0]) == get_offload_group_idx(members[-1]) == number:
             yield group, members
