@@ -1,7 +1,7 @@
-"""A vLLM server, as a process that is forked off one that has imported vLLM.
+"""A vLLM server in a process that is forked from a process which has imported vLLM.
 
-It is vLLM's own all the same: its API server has the arguments and the environment that `python -m`
-would give it, and forks its engine core and workers instead of spawning them.
+The server is vLLM's own. Its API server has the arguments and the environment that `python -m`
+would pass, and forks its engine core and workers instead of spawning them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Be a server."""
+    """Run the server."""
     sys.path.append(str(Path(__file__).parents[2] / "bench"))
     importlib.import_module("identity.engines").look_at_models_here()
-    # At its end it would look through all that was imported for garbage, in each process.
+    # vLLM calls this at the end of each process; the collector would then search all imports.
     gc.unfreeze = lambda: None
     sys.argv[0] = "api_server"
-    # A loader reads LD_LIBRARY_PATH when a program begins, which was long ago.
+    # The loader reads LD_LIBRARY_PATH only at the start of a program, before the fork.
     if library := os.environ.get("ENGINE_LIBRARY"):
         ctypes.CDLL(library)
     context = multiprocessing.get_context
     multiprocessing.get_context = lambda method=None: context(method and "fork")
-    # A signal to an engine core is none to its API server, whose event loop hears of its own there.
+    # An engine core must not report its signals to the event loop of the API server, whose wakeup
+    # descriptor it inherits.
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
     importlib.import_module("vllm.entrypoints.launchers.api_server.entry").main()
 

@@ -1,6 +1,6 @@
-"""Servers that are forked off one process, which has imported vLLM once for all of them.
+"""Servers that are forked from one process, which has imported vLLM once for all of them.
 
-A server is three processes or more, and most of what each takes to start is its imports.
+A server has at least three processes, and imports take most of the time in which each starts.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from vllm_demo.server import Server
 
 
 class ForkedServer(Server):
-    """A server that is forked, of a process that the first one starts where there is none."""
+    """A server that is forked. If no process has imported vLLM, the first server starts one."""
 
     def launch(self, command: list[str], sink: BinaryIO, env: dict[str, str]) -> Any:
         if not forks.is_there(forks.VLLM):
             forks.start(forks.VLLM)
-        # Behind the interpreter, `-m` and the module.
+        # The arguments after the interpreter, `-m` and the module.
         program = [str(Path(__file__).with_name("engine_forks.py")), *command[3:]]
         with open(os.devnull) as nothing:
             streams = (nothing.fileno(), sink.fileno(), sink.fileno())

@@ -1,15 +1,16 @@
-"""Processes that are forked off one which has imported vLLM, torch and LMCache.
+"""Test processes that are forked from a process which has imported vLLM, torch and LMCache.
 
-These imports take a processor ten seconds and more, and a run of all tests has some fifty processes
-that need them. As a program this file is
+These imports take at least ten seconds of processor time, and a run of all tests has some fifty
+processes that need them. This file can be run as a program in two ways:
 
-* with `serve DIRECTORY KIND ...` the process that imports, and forks for all that connect to the
-  socket `DIRECTORY/KIND`;
-* with a kind and arguments of `python` (a file, `-c` or `-m`) that program, in a process that is
-  forked for it, with this one's environment, folder and descriptors. Signals are handed on, and
-  both end alike. Where nobody has imported anything it is `python` itself.
+* `serve DIRECTORY KIND ...` imports the modules of each kind, and forks a process for each client
+  that connects to the socket `DIRECTORY/KIND`.
+* A kind and arguments of `python` (a file, `-c` or `-m`): runs that program in a forked process
+  with the environment, working directory and standard streams of this process. Signals are
+  forwarded, and this process ends with the same status. If no process serves the kind, `python`
+  itself runs the program.
 
-Only processes of one thread are forked: a fork has no other.
+Only a process with a single thread is forked, because a fork has only the calling thread.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from typing import Any
 VLLM = "vllm"
 ALL = "all"
 NOTHING = "nothing"
-# As `all`; Ctrl-C comes to it from the terminal.
+# As `all`, for pytest's workers: the terminal sends Ctrl-C to the worker directly.
 WORKER = "worker"
 
-# By kind; of the kinds that a process serves the later ones have what the earlier have, too. vLLM
-# replaces kernels in all modules, and fails at one that LMCache imports: so it comes first.
-# kvdepot is not among them: it reads how much to log when it is imported.
+# Modules by kind. If a process serves several kinds, the modules of the earlier kinds are imported
+# for the later ones, too. vLLM comes first, because it replaces kernels in all imported modules and
+# fails with a module that LMCache imports. kvdepot is imported after the fork, because its import
+# reads the log level.
 MODULES = {
     VLLM: (
         "vllm.entrypoints.openai.api_server",
@@ -45,7 +47,7 @@ MODULES = {
         "vllm.v1.executor.multiproc_executor",
         "vllm.v1.executor.uniproc_executor",
         "vllm.v1.worker.cpu_worker",
-        # What engines import when they start.
+        # Imported by engines when they start.
         "vllm.v1.attention.backends.cpu_attn",
         "vllm.model_executor.model_loader.default_loader",
         "vllm.model_executor.models.gemma3",
@@ -59,7 +61,7 @@ MODULES = {
         "transformers.models.auto.tokenization_auto",
     ),
     ALL: (
-        # What the tests import: all of them in each of pytest's workers.
+        # Imported by the tests; each of pytest's workers collects all of them.
         "transformers.generation.utils",
         "transformers.models.gemma3.modeling_gemma3",
         "transformers.models.llama.modeling_llama",
@@ -69,7 +71,7 @@ MODULES = {
         "lmcache.v1.distributed.storage_manager",
         "lmcache.v1.multiprocess.http_apis.reconfigure_api",
         "lmcache.v1.storage_backend.storage_manager",
-        # What its commands import.
+        # Imported by LMCache's commands.
         "lmcache.cli.commands.bench.l2_adapter_bench.command",
         "lmcache.cli.commands.bench.l2_adapter_bench.data",
         "lmcache.cli.commands.bench.l2_adapter_bench.runner",
@@ -80,28 +82,30 @@ MODULES = {
     NOTHING: (),
 }
 
-# Where the sockets are.
+# Environment variable with the directory of the sockets.
 VARIABLE = "KVDEPOT_FORKS"
 
 _started: list[Any] = []
-"""The directory that this process has had made, and what serves there."""
+"""The temporary directory that this process created, and the process that serves there."""
 
 
 def start(*kinds: str) -> bool:
-    """Import these in a process that ends with this one, and wait for it; False where that cannot
-    be forked, which it says."""
+    """Start a process that imports and serves these kinds, and wait until it is ready.
+
+    The process ends with this one. Returns False if it cannot be forked; it then prints the reason.
+    """
     import subprocess
     import tempfile
 
     folder = tempfile.TemporaryDirectory(prefix="kvd", ignore_cleanup_errors=True)
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     variables |= {
-        # No threads of OpenMP.
+        # OpenMP starts no threads.
         "OMP_NUM_THREADS": "1",
-        # Each engine would compile what counts log probabilities, for seconds.
+        # Otherwise each engine compiles the computation of log probabilities, for seconds.
         "TORCHDYNAMO_DISABLE": "1",
         "HF_HUB_OFFLINE": "1",
-        # Where transformers copies code that comes with a model, for one.
+        # For example, transformers copies a model's code to this directory.
         "HF_HOME": folder.name,
         "DO_NOT_TRACK": "1",
         "LMCACHE_TRACK_USAGE": "false",
@@ -124,7 +128,7 @@ def start(*kinds: str) -> bool:
 
 
 def is_there(kind: str) -> bool:
-    """Whether somebody has imported these."""
+    """Whether a process serves this kind."""
     folder = _folder()
     return folder is not None and os.path.exists(f"{folder}/{kind}")
 
@@ -134,14 +138,16 @@ def _folder() -> str | None:
 
 
 def command(kind: str = ALL) -> list[str]:
-    """What stands for `python` in a command line."""
-    # Without `site` it starts in no time.
+    """The words that replace `python` in a command line."""
+    # A start without `site` is faster.
     return [sys.executable, "-S", "-E", __file__, kind]
 
 
 class Process:
-    """A process that was forked, as `subprocess.Popen` has one; it is no child of this one, and is
-    killed when this one ends."""
+    """A forked process, with the interface of `subprocess.Popen`.
+
+    It is not a child of this process, and is killed when this process ends.
+    """
 
     def __init__(
         self,
@@ -152,7 +158,7 @@ class Process:
         streams: Sequence[int] = (0, 1, 2),
         new_session: bool = False,
     ) -> None:
-        """`program` is what would follow `python`."""
+        """`program` has the words that follow `python` in a command line."""
         self.returncode: int | None = None
         request = {
             "program": list(program),
@@ -177,9 +183,9 @@ class Process:
         return self.wait(0)
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """None where it still runs after so many seconds."""
+        """The exit status, or None if the process still runs after `timeout` seconds."""
         if self.returncode is None and select.select([self._connection], [], [], timeout)[0]:
-            # Nothing is said where all were killed.
+            # No status arrives if the process that waits for it was killed, too.
             self.returncode = int(self._line() or -signal.SIGKILL)
             self._connection.close()
         return self.returncode
@@ -193,11 +199,12 @@ def _die_with_parent() -> None:
 
 
 def _serve(directory: str, kinds: Sequence[str]) -> dict[str, Any]:
-    """Import, and fork for all that ask. Returns in these forks alone, with what each is to be."""
-    # Whoever has started this decides what Ctrl-C ends.
+    """Import the modules, and fork a process for each request. Returns only in these forks, with
+    the request."""
+    # Ctrl-C is left to the process that started this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ready = os.dup(1)
-    os.dup2(2, 1)  # What is logged meanwhile is no answer.
+    os.dup2(2, 1)  # Standard output is for `ready` alone; imports may print.
     del sys.path[0]
     for kind in kinds:
         _import(kind)
@@ -225,16 +232,17 @@ def _import(kind: str) -> None:
             continue
         try:
             importlib.import_module(name)
-        except Exception as error:  # Who needs it hears of that, too.
+        except Exception as error:  # A test that needs the module fails with the same error.
             print(f"{name} is not imported ahead: {error}", file=sys.stderr)
         _look_for_threads(name)
     if kind == VLLM:
         _replace_kernels()
         _look_for_threads("register_triton_kernel_overrides")
-    # This looks for the title's place behind the environment that the program began with.
+    # setproctitle finds the memory of the title by the initial environment, which forks replace.
     if importlib.util.find_spec("setproctitle"):
         importlib.import_module("setproctitle").getproctitle()
-    # It has a plug-in for pytest, which warns of each whose assertions it cannot rewrite any more.
+    # anyio has a plug-in for pytest. pytest warns if it cannot rewrite the assertions of a plug-in
+    # that is already imported.
     if anyio := sys.modules.get("anyio"):
         anyio.__doc__ = f"{anyio.__doc__} PYTEST_DONT_REWRITE"
     gc.collect()
@@ -247,7 +255,8 @@ def _look_for_threads(what: str) -> None:
 
 
 def _replace_kernels() -> None:
-    """vLLM looks for its kernels in all modules whenever a worker begins: once does for all."""
+    """Replace kernels as each vLLM worker does at its start, once for all forks: vLLM searches all
+    modules for them."""
     import importlib
 
     try:
@@ -260,7 +269,7 @@ def _replace_kernels() -> None:
 
 
 def _fork_for(listener: socket.socket) -> dict[str, Any]:
-    # Nobody waits for those that wait for what was forked.
+    # The kernel reaps the processes of `_stay_with`.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         connection, _ = listener.accept()
@@ -271,7 +280,7 @@ def _fork_for(listener: socket.socket) -> dict[str, Any]:
 
 
 def _fork(connection: socket.socket) -> dict[str, Any]:
-    """Fork what is asked for, and stay with it; returns in the fork alone."""
+    """Fork the requested process, and wait for its end. Returns only in the fork."""
     _die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     text, streams, *_ = socket.recv_fds(connection, 1 << 20, 3)
@@ -300,7 +309,7 @@ def _fork(connection: socket.socket) -> dict[str, Any]:
 
 
 def _stay_with(child: int, streams: Sequence[int], connection: socket.socket) -> None:
-    """Tell who has asked which process it is and how it ends, and end it with who has asked."""
+    """Send the client the child's process ID and exit status. Kill the child if the client ends."""
     try:
         for stream in streams:
             os.close(stream)
@@ -311,12 +320,12 @@ def _stay_with(child: int, streams: Sequence[int], connection: socket.socket) ->
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         connection.sendall(f"{status}\n".encode())
     finally:
-        # With the child, where it did not come to its end.
+        # After an error, the kernel kills a child that still runs (PR_SET_PDEATHSIG).
         os._exit(0)
 
 
 def _run(request: dict[str, Any]) -> None:
-    """Be a program, as `python` would."""
+    """Run a program as `python` does."""
     import runpy
     import types
 
@@ -342,12 +351,12 @@ def _run(request: dict[str, Any]) -> None:
         runpy.run_path(what, run_name="__main__")
 
 
-# ---- what stands for `python` -------------------------------------------------------------------
+# ---- the replacement of `python` ----------------------------------------------------------------
 
 
 def _stand_in(kind: str, words: list[str]) -> None:
     is_worker = kind == WORKER
-    # Flags that all have.
+    # The serving process was started with `-u`, so its forks have it already.
     program = words[1:] if words[0] == "-u" else words
     try:
         process = Process(ALL if is_worker else kind, program)
@@ -362,14 +371,14 @@ def _stand_in(kind: str, words: list[str]) -> None:
         signal.signal(number, hand_on)
     if is_worker:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Whoever reads or writes at the other ends has to do with the fork alone.
+    # Only the fork keeps the standard streams open, so that their other ends detect its end.
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nothing, stream)
     status = process.wait()
     assert status is not None
     if status < 0:
-        with contextlib.suppress(OSError):  # It is not caught.
+        with contextlib.suppress(OSError):  # SIGKILL has no handler.
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
