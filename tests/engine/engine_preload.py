@@ -17,8 +17,8 @@ class ForkedServer(Server):
     """A server that is forked. If no process has imported vLLM, the first server starts one."""
 
     def launch(self, command: list[str], sink: BinaryIO, env: dict[str, str]) -> Any:
-        if not forks.is_there(forks.VLLM):
-            forks.start(forks.VLLM)
+        if not (forks.is_there(forks.VLLM) or forks.start(forks.VLLM)):
+            return super().launch(command, sink, env)
         # The arguments after the interpreter, `-m` and the module.
         program = [str(Path(__file__).with_name("engine_forks.py")), *command[3:]]
         with open(os.devnull) as nothing:
