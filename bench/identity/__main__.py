@@ -114,8 +114,8 @@ def served(
     only_stale: bool = False,
 ) -> list[tuple[int, bool]]:
     """For each prompt the tokens that the second engine was served, and whether it answers
-    otherwise than one without a connector. With `only_stale` nobody looks where it was served
-    none."""
+    otherwise than one without a connector. With `only_stale` the answers are compared only
+    if tokens were served."""
     with tempfile.TemporaryDirectory(prefix="identity") as at:
         here = Path(at)
         first, second = case.make(here)

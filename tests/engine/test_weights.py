@@ -523,7 +523,7 @@ class TestModels:
     def test_a_file_that_may_have_been_loaded_before_is_in_no_name(
         self, tmp_path: Path, file: str, engram: str | None, changed: tuple[bool, bool]
     ) -> None:
-        """Its blocks are found by nobody else. Without a file, the model is a single one."""
+        """No other engine finds its blocks. Without a file, the model is a single file."""
         from kvdepot.vllm import namespace as vllm_namespace
 
         one = model(tmp_path / "one", {"a": b"x"})

@@ -1,4 +1,4 @@
-"""What stands for `python` behaves as it does, whoever has imported what ahead."""
+"""A forked process behaves like one that `python` starts, with and without the imports ahead."""
 
 from __future__ import annotations
 

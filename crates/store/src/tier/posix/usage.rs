@@ -239,7 +239,7 @@ impl Usage {
     }
 
     /// As [`Usage::take`], of what is spare: granted bytes by the count that was read last, others
-    /// by the count now. `None` where nobody has counted yet.
+    /// by the count now. `None` before the first count.
     pub(super) fn take_spare(&self, bytes: u64) -> Result<Option<bool>, Error> {
         // One after the other: what is taken meanwhile is seen by the next.
         let _turn = self.spare.lock();
