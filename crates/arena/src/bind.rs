@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::body::{Arena, State};
-use crate::bury::{BITE, Dying};
+use crate::bury::{Dying, bite_len};
 use crate::group::Group;
-use crate::held::TURN;
+use crate::held::turn_len;
 use crate::index::Entry;
 use crate::key::Key;
 
@@ -58,7 +58,7 @@ impl Arena {
     ) {
         let mut state = self.state.lock();
         loop {
-            let keys = group.some(from, TURN);
+            let keys = group.some(from, turn_len());
             from += keys.len();
             if keys.is_empty() {
                 break;
@@ -137,7 +137,7 @@ impl Arena {
             return false;
         };
         let group = Arc::clone(group);
-        let keys = group.some(*from, BITE);
+        let keys = group.some(*from, bite_len());
         *from += keys.len();
         if keys.is_empty() || !group.is_broken() || group.is_dissolved() {
             state.groups.falling.pop_front();

@@ -22,7 +22,9 @@ pub(crate) const BATCH: usize = 512;
 
 /// Blocks that leave the index, or whose room is freed, before others who wait for the lock have
 /// it: some microseconds.
-pub(crate) const BITE: usize = if cfg!(feature = "sim") { 2 } else { 8 };
+pub(crate) fn bite_len() -> usize {
+    kvdepot_media::items_per_turn(2, 8)
+}
 
 /// Blocks that are out of the index, each with the record that is to be written. Whoever has them
 /// buries them; until then those who need room wait for it.
@@ -121,7 +123,7 @@ impl Arena {
         }
         let burial = state.burials.begin();
         let dead = state.unlocked(|| self.write_dead(dying));
-        for (at, some) in dead.chunks(BITE).enumerate() {
+        for (at, some) in dead.chunks(bite_len()).enumerate() {
             if at > 0 {
                 state.give_way();
             }
@@ -227,7 +229,7 @@ impl Arena {
             // From the first of them on those who need room wait for theirs.
             let burial = state.burials.begin();
             let mut dying = Dying::default();
-            for (at, few) in some.chunks(BITE).enumerate() {
+            for (at, few) in some.chunks(bite_len()).enumerate() {
                 if at > 0 {
                     state.give_way();
                 }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use crate::bind::Fallen;
 use crate::body::{Arena, State};
-use crate::bury::{BATCH, BITE, Dying, Victim};
+use crate::bury::{BATCH, Dying, Victim, bite_len};
 use crate::format::GRANULE;
 use crate::format::record::EXTENTS_MAX;
 use crate::held::Guard;
@@ -90,7 +90,7 @@ impl Arena {
         };
         let (mut room, mut count) = (0, 0);
         let (evicted, buried) = self.evict_each(&mut state, |state, fallen| {
-            let few = BITE.min(BATCH - count);
+            let few = bite_len().min(BATCH - count);
             let enough = |more, taken| {
                 let room = bytes + room + fallen.bytes + more;
                 let slots = slots + count as u64 + fallen.blocks + taken;
@@ -223,7 +223,7 @@ impl Arena {
         let (gone, buried) = self.evict_each(state, |state, fallen| {
             let taken = count as u64 + fallen.blocks;
             let enough = |more, few| enough(room + fallen.bytes + more, taken + few);
-            let (victims, more) = self.least_used(state, BITE, limit, enough)?;
+            let (victims, more) = self.least_used(state, bite_len(), limit, enough)?;
             (room, count) = (room + more, count + victims.len());
             Some(victims)
         });
@@ -261,7 +261,7 @@ impl Arena {
         });
         let Some(victims) = chosen else { return false };
         state.digs += 1;
-        let mut some = victims.chunks(BITE);
+        let mut some = victims.chunks(bite_len());
         let (_, buried) = self.evict_each(state, |_, _| {
             // What has been pinned meanwhile stays, and what is gone is gone.
             let stays = |(slot, sequence): &&(u32, u64)| {
@@ -372,7 +372,7 @@ impl Arena {
 
     /// Unpublishes, buries and frees those of these blocks that nobody has pinned; how many.
     pub(crate) fn evict_blocks(&self, state: &mut Guard<'_, State>, victims: &[Victim]) -> usize {
-        let mut some = victims.chunks(BITE);
+        let mut some = victims.chunks(bite_len());
         self.evict_each(state, |_, _| some.next().map(<[Victim]>::to_vec))
             .0
     }

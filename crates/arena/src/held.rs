@@ -17,9 +17,12 @@ use kvdepot_host::Condvar;
 use kvdepot_host::cpu::time_of_this_thread;
 use parking_lot::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
-/// Number of keys of a call that are processed before waiting threads get the lock: some tens of
-/// microseconds. It is smaller in simulations.
-pub const TURN: usize = if cfg!(feature = "sim") { 3 } else { 64 };
+/// Returns the number of keys of a call that are processed before waiting threads get the lock:
+/// some tens of microseconds. It is smaller in simulations.
+#[must_use]
+pub fn turn_len() -> usize {
+    kvdepot_media::items_per_turn(3, 64)
+}
 
 thread_local! {
     /// Locks that this thread holds; counted in debug builds.
@@ -330,10 +333,10 @@ impl<T> Guard<'_, T> {
         self.held = Some(Held::new(true));
     }
 
-    /// Gives other threads the lock if key number `at` of a call begins a new turn ([`TURN`]).
+    /// Gives other threads the lock if key number `at` of a call begins a new turn ([`turn_len`]).
     /// Numbers start at 0.
     pub fn take_turns(&mut self, at: usize) {
-        if at > 0 && at.is_multiple_of(TURN) {
+        if at > 0 && at.is_multiple_of(turn_len()) {
             self.give_way();
         }
     }

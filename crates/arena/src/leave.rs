@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use crate::body::{Arena, State};
 use crate::bury::BATCH;
-use crate::held::TURN;
+use crate::held::turn_len;
 use crate::index::{Oldest, STEP, Stage};
 use crate::key::{Key, NamespaceId};
 use crate::place::{Token, Wanted};
@@ -152,10 +152,12 @@ impl Arena {
         answers: &mut [Option<Refused>],
         mut found: impl FnMut(&[Wanted], &mut [Option<Refused>]),
     ) {
-        let turns = blocks.chunks(TURN).zip(answers.chunks_mut(TURN));
+        let turns = blocks
+            .chunks(turn_len())
+            .zip(answers.chunks_mut(turn_len()));
         let mut state = self.state.lock();
         for (turn, (blocks, answers)) in turns.enumerate() {
-            state.take_turns(turn * TURN);
+            state.take_turns(turn * turn_len());
             found(blocks, answers);
             self.reserved_in(&state, namespace, blocks, answers);
         }

@@ -7,7 +7,7 @@ use kvdepot_alloc::Extent;
 use crate::body::{Arena, State};
 use crate::format::GRANULE;
 use crate::format::record::LEN;
-use crate::held::{Guard, TURN};
+use crate::held::{Guard, turn_len};
 use crate::index::STEP;
 
 impl Arena {
@@ -32,7 +32,7 @@ impl Arena {
         while lost.len() < state.lost.len() {
             state.take_turns(lost.len());
             let rest = &state.lost[lost.len()..];
-            lost.extend_from_slice(&rest[..rest.len().min(TURN)]);
+            lost.extend_from_slice(&rest[..rest.len().min(turn_len())]);
         }
         lost
     }

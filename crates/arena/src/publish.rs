@@ -7,7 +7,7 @@ use kvdepot_media::checksum::Checksum;
 use crate::body::{Arena, State};
 use crate::bury::Dying;
 use crate::format::record::{Packed, Record, State as RecordState};
-use crate::held::{self, Guard, TURN};
+use crate::held::{self, Guard, turn_len};
 use crate::index::{Entry, Stage};
 use crate::key::NamespaceId;
 use crate::place::Token;
@@ -118,7 +118,7 @@ impl Arena {
         let mut dying = Dying::default();
         let each = blocks.iter().zip(claimed).filter(|(_, claimed)| **claimed);
         for (at, ((token, checksum), claimed)) in each.enumerate() {
-            if at > 0 && at.is_multiple_of(TURN) {
+            if at > 0 && at.is_multiple_of(turn_len()) {
                 self.bury(state, std::mem::take(&mut dying));
                 state.give_way();
             }

@@ -9,7 +9,7 @@ use kvdepot_alloc::Hint;
 use crate::body::{Arena, State};
 use crate::clock;
 use crate::format::record::Packed;
-use crate::held::TURN;
+use crate::held::turn_len;
 use crate::index::{Entry, Stage};
 use crate::key::NamespaceId;
 use crate::place::{Place, Token, Wanted};
@@ -34,13 +34,13 @@ impl Arena {
     /// [`Arena::make_space`]. Blocks that are adjacent in the call become adjacent in the arena if
     /// free space allows it, so that restoring the prompt needs few spans.
     ///
-    /// A call with more than [`TURN`](crate::held::TURN) keys must not contain a key twice.
+    /// A call with more than [`turn_len`](crate::held::turn_len) keys must not contain a key twice.
     pub fn reserve(
         self: &Arc<Arena>,
         namespace: NamespaceId,
         blocks: &[Wanted],
     ) -> Option<Vec<Result<Reserved, Refused>>> {
-        if blocks.len() > TURN {
+        if blocks.len() > turn_len() {
             return self.reserve_in_turns(namespace, blocks);
         }
         let closed = self.closed_to_writes();
@@ -258,8 +258,8 @@ impl Arena {
             return false;
         }
         let (mut bytes, mut slots) = (0_u64, 0);
-        for (turn, some) in blocks.chunks(TURN).enumerate() {
-            state.take_turns(turn * TURN);
+        for (turn, some) in blocks.chunks(turn_len()).enumerate() {
+            state.take_turns(turn * turn_len());
             let number = self.intern(&state, namespace);
             let more = needs(self.absent(&state, number, some));
             (bytes, slots) = (bytes.saturating_add(more.0), slots + more.1);
@@ -394,7 +394,7 @@ mod tests {
         let answer = ask();
         let most = held::most_steps();
         assert!(
-            most > 0 && most as usize <= TURN * EACH,
+            most > 0 && most as usize <= turn_len() * EACH,
             "{door}: {most} steps"
         );
         answer

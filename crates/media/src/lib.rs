@@ -46,4 +46,6 @@ pub use memory::{
     Access, Descriptor, Flush, Kind, Mapping, Opened, Pages, Plain, copy, fence, page_size,
 };
 #[doc(hidden)]
-pub use simulated::is_simulated;
+#[cfg(feature = "sim")]
+pub use simulated::shorten_turns;
+pub use simulated::{is_simulated, items_per_turn};

@@ -27,7 +27,9 @@ const ALL: Option<Item> = Some((u64::MAX, u32::MAX));
 
 /// Blocks that turn out to have been used since they were listed, before others who wait for the
 /// lock have it.
-const LOOKS: usize = if cfg!(feature = "sim") { 4 } else { 64 };
+fn looks_len() -> usize {
+    kvdepot_media::items_per_turn(4, 64)
+}
 
 /// What was used longest ago, of what nobody pins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,16 +201,16 @@ impl Order {
 
     /// The least recently used block that nobody pins, which stays listed.
     pub(crate) fn look(&mut self, index: &Index) -> Oldest {
-        let returned = index.take_returned(LOOKS);
+        let returned = index.take_returned(looks_len());
         let count = returned.len();
         returned.into_iter().for_each(|slot| self.keep(index, slot));
-        if count == LOOKS {
+        if count == looks_len() {
             return Oldest::NotYet;
         }
         if index.evictable_bytes() == 0 {
             return Oldest::Nothing;
         }
-        for _ in 0..LOOKS {
+        for _ in 0..looks_len() {
             let Some(Reverse((stamp, slot))) = self.list.peek().copied() else {
                 if self.bound == ALL {
                     return Oldest::Nothing;
@@ -347,7 +349,7 @@ mod tests {
         while order.oldest(&index) == Oldest::NotYet {
             asked += 1;
         }
-        assert!(asked > FEWEST as usize / LOOKS, "{asked}");
+        assert!(asked > FEWEST as usize / looks_len(), "{asked}");
         let pinned = slots[..500].iter();
         pinned.clone().for_each(|slot| {
             index.pin_slot(*slot, index.get(*slot).sequence).unwrap();

@@ -265,6 +265,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 fn main() {
+    kvdepot_media::shorten_turns();
     if let Some((role, commands)) = worker::role() {
         return processes::players::play(&role, &commands);
     }

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kvdepot_arena::held::TURN;
+use kvdepot_arena::held::turn_len;
 use kvdepot_arena::{Identity, Key, NamespaceId, Place, Stamps, Use, held};
 use parking_lot::RwLock;
 
@@ -90,7 +90,7 @@ impl Prompts {
         if !self.0.read().has_full {
             return None;
         }
-        let mut chunks = keys.chunks(TURN).enumerate();
+        let mut chunks = keys.chunks(turn_len()).enumerate();
         chunks.find_map(|(turn, some)| {
             let known = self.0.read();
             let is_full = |key: &Key| {
@@ -98,13 +98,13 @@ impl Prompts {
                 known.is_full(&Identity { namespace, key })
             };
             let at = some.iter().position(is_full)?;
-            Some(turn * TURN + at)
+            Some(turn * turn_len() + at)
         })
     }
 
     /// Notes that these blocks are offered again.
     fn set_offered(&self, namespace: NamespaceId, keys: &[Key]) {
-        for some in keys.chunks(TURN) {
+        for some in keys.chunks(turn_len()) {
             let mut known = self.0.write();
             for key in some {
                 let key = *key;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use kvdepot_arena::held::TURN;
+use kvdepot_arena::held::turn_len;
 use kvdepot_arena::{
     Cause, Full, Key, NamespaceId, Place, Refused, Reserved, TierStats, Token, Wanted,
 };
@@ -253,7 +253,7 @@ impl Apart {
         }
         let mut places = places.peekable();
         while places.peek().is_some() {
-            let some = places.by_ref().take(TURN);
+            let some = places.by_ref().take(turn_len());
             let mut lent = self.lent.lock();
             lent.extend(some.map(|place| (place.token, (*place, slots.take()))));
         }
@@ -266,7 +266,7 @@ impl Apart {
             return;
         }
         let mut ended: Vec<Permits> = Vec::new();
-        for some in places.chunks(TURN) {
+        for some in places.chunks(turn_len()) {
             let mut lent = self.lent.lock();
             for place in some {
                 let slots = lent.remove(&place.token).and_then(|(_, slots)| slots);

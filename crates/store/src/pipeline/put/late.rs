@@ -4,7 +4,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use kvdepot_arena::Refused;
-use kvdepot_arena::held::TURN;
+use kvdepot_arena::held::turn_len;
 
 use super::{Admitted, Put, Routes};
 use crate::pipeline::ledger::{Dues, Joins, Written};
@@ -28,7 +28,7 @@ impl Put {
         let mut wanted = wanted.into_iter().peekable();
         while wanted.peek().is_some() {
             // Others have the ledger in between.
-            let turn: Vec<Admitted> = wanted.by_ref().take(TURN).collect();
+            let turn: Vec<Admitted> = wanted.by_ref().take(turn_len()).collect();
             let blocks = self.all_wanted(&turn);
             let mut ledger = self.core.ledger.lock();
             let nearer = self.core.reserved_nearer(tier, self.namespace, &blocks);

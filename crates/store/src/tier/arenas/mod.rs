@@ -34,7 +34,9 @@ use super::contract::Ends;
 
 /// Keys of a call that are looked up at a time, and looked up again where blocks have moved
 /// between devices since: as many as one turn at an index takes.
-const LOOK: usize = if cfg!(feature = "sim") { 8 } else { 512 };
+fn look_len() -> usize {
+    kvdepot_media::items_per_turn(8, 512)
+}
 
 /// A tier whose devices a configuration names.
 #[derive(Clone, Copy, Debug)]
@@ -215,7 +217,7 @@ impl Arenas {
 
     /// Asks the devices, and again while blocks go from one to another: a lookup may have been at
     /// the one before they came, and at the other when they had left. Calls of many keys ask for
-    /// [some](LOOK) at a time: what was found before stands.
+    /// [some](look_len) at a time: what was found before stands.
     fn settled<R>(&self, mut ask: impl FnMut(&Devices) -> R) -> R {
         loop {
             let before = self.moves.load(Ordering::Acquire);
@@ -227,7 +229,7 @@ impl Arenas {
     }
 
     pub(crate) fn contains(&self, namespace: NamespaceId, keys: &[Key], found: &mut [bool]) {
-        for (keys, found) in keys.chunks(LOOK).zip(found.chunks_mut(LOOK)) {
+        for (keys, found) in keys.chunks(look_len()).zip(found.chunks_mut(look_len())) {
             self.settled(|devices| {
                 for arena in &devices.0 {
                     arena.contains(namespace, keys, found);
@@ -240,7 +242,7 @@ impl Arenas {
     /// goes: whoever asks again may learn of more.
     pub(crate) fn prefix(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
         let mut count = 0;
-        for keys in keys.chunks(LOOK) {
+        for keys in keys.chunks(look_len()) {
             let here = self.settled(|devices| {
                 let each = devices.0.iter();
                 each.fold(0, |count, arena| {
@@ -303,8 +305,9 @@ impl Arenas {
         stamp: impl Fn(usize) -> u64,
         mut each: impl FnMut(usize, Place),
     ) {
-        for (turn, (keys, found)) in keys.chunks(LOOK).zip(found.chunks_mut(LOOK)).enumerate() {
-            let from = turn * LOOK;
+        let turns = keys.chunks(look_len()).zip(found.chunks_mut(look_len()));
+        for (turn, (keys, found)) in turns.enumerate() {
+            let from = turn * look_len();
             let stamp = |at: usize| stamp(from + at);
             let mut each = |at: usize, place| each(from + at, place);
             self.settled(|devices| {
@@ -449,7 +452,7 @@ impl Arenas {
         // No block leaves a device for another where it is alone, and each call waits for burials.
         let turn = match self.devices.load().only() {
             Some(_) => keys.len().max(1),
-            None => LOOK,
+            None => look_len(),
         };
         let some = keys.chunks(turn);
         some.map(|keys| self.everywhere(|arena| arena.remove(namespace, keys)))

@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kvdepot_arena::held::TURN;
+use kvdepot_arena::held::turn_len;
 use kvdepot_arena::{Arena, Key, NamespaceId, Refused, Reserved, Space, Token, Wanted};
 
 use super::Arenas;
@@ -99,7 +99,7 @@ impl Arenas {
         if spaces.is_none() {
             self.note_sizes(blocks);
         }
-        let once = !alone || spaces.is_some() || blocks.len() > TURN;
+        let once = !alone || spaces.is_some() || blocks.len() > turn_len();
         let once = once.then(|| Once::of(blocks));
         let once = once.flatten();
         let wanted = once.as_ref().map_or(blocks, |once| &once.blocks);
@@ -209,11 +209,11 @@ impl Arenas {
                 is_whole.then_some(spaces)?
             }
         };
-        let mut turns = Vec::with_capacity(blocks.len().div_ceil(TURN));
+        let mut turns = Vec::with_capacity(blocks.len().div_ceil(turn_len()));
         // The last ones first: sequences fall along the prompt.
-        let seen = spaces.seen.chunks(TURN);
-        let each = spaces.each.chunks_mut(TURN).zip(seen);
-        let each = blocks.chunks(TURN).zip(each);
+        let seen = spaces.seen.chunks(turn_len());
+        let each = spaces.each.chunks_mut(turn_len()).zip(seen);
+        let each = blocks.chunks(turn_len()).zip(each);
         for (blocks, spaces) in each.rev() {
             let _placing = self.placing.write();
             turns.push(settle(&devices(), namespace, blocks, spaces));

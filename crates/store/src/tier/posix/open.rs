@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kvdepot_arena::clock::unix_seconds;
 use kvdepot_arena::format::file_header::{self, FileHeader, LEN};
 use kvdepot_arena::format::file_note::{self, FileNote};
-use kvdepot_arena::held::TURN;
+use kvdepot_arena::held::turn_len;
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{Error, Identity, NamespaceId, Place, Reserved, TakesBack, Token};
 use kvdepot_host::EachMinute;
@@ -306,7 +306,7 @@ impl Open {
     pub(super) fn unpin(&self, places: &[Place]) {
         // Closed when the lock is free: that may take its time.
         let mut closed = Vec::new();
-        for some in places.chunks(TURN) {
+        for some in places.chunks(turn_len()) {
             let mut state = self.state.lock();
             for place in some {
                 let Some(opened) = state.files.get_mut(&place.token.sequence) else {

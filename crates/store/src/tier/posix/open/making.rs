@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use kvdepot_arena::format::file_header::LEN;
-use kvdepot_arena::held::TURN;
+use kvdepot_arena::held::turn_len;
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, Wanted};
 use kvdepot_host::dir::Seen;
 use kvdepot_media::Checksum;
@@ -96,7 +96,7 @@ impl Open {
     /// From now on a removal ends these, however long they take: who put them may have heard that
     /// they are not stored.
     pub(crate) fn publishes(&self, written: &[(Reserved, Checksum)]) {
-        for some in written.chunks(TURN) {
+        for some in written.chunks(turn_len()) {
             let mut state = self.state.lock();
             for (reserved, _) in some {
                 if let Some(opened) = state.files.get_mut(&reserved.token.sequence) {
@@ -108,7 +108,7 @@ impl Open {
 
     /// Copies of these that are being written are not published, nor is what waits for that.
     pub(crate) fn forget_copies(&self, namespace: NamespaceId, keys: Option<&[Key]>) {
-        for some in keys.unwrap_or_default().chunks(TURN) {
+        for some in keys.unwrap_or_default().chunks(turn_len()) {
             let mut state = self.state.lock();
             for key in some {
                 let key = *key;
