@@ -3,6 +3,7 @@
 //! pieces too small, one hole is made instead, where the oldest blocks lie together.
 
 use std::cmp::Reverse;
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use crate::bind::Fallen;
@@ -197,7 +198,7 @@ impl Arena {
     }
 
     /// Evicts the least recently used blocks for `need` bytes and a slot, which nobody else gets
-    /// meanwhile. False when all that may go would not be enough.
+    /// meanwhile. False, and nothing goes, when all that may go would not be enough.
     fn evict_oldest(&self, state: &mut Guard<'_, State>, need: u64, limit: EvictionLimit) -> bool {
         let (bytes, slots) = state.unpromised();
         if bytes + self.index.evictable_bytes() < need {
@@ -220,7 +221,39 @@ impl Arena {
         let promised = (need.next_multiple_of(GRANULE), 1);
         state.promise(promised);
         let (mut room, mut count) = (0, 0);
+        // With a limit, nothing goes before it is known that enough may.
+        let mut chosen: VecDeque<(Victim, u64)> = VecDeque::new();
+        let mut chooses = limit != EvictionLimit::NONE;
         let (gone, buried) = self.evict_each(state, |state, fallen| {
+            if chooses {
+                let is_enough = |more: u64, few: u64| {
+                    bytes + room + more >= need && slots + chosen.len() as u64 + few > 0
+                };
+                if let Some((victims, more)) = self.least_used(state, bite_len(), limit, is_enough)
+                {
+                    room += more;
+                    let with_sequence =
+                        |victim: Victim| (victim, self.index.get(victim.0).sequence);
+                    chosen.extend(victims.into_iter().map(with_sequence));
+                    return Some(Vec::new());
+                }
+                if !is_enough(0, 0) {
+                    let kept = std::mem::take(&mut chosen);
+                    kept.iter()
+                        .for_each(|((slot, _), _)| state.order.keep(&self.index, *slot));
+                    return None;
+                }
+                chooses = false;
+                count = chosen.len();
+            }
+            if !chosen.is_empty() {
+                let some = chosen.drain(..bite_len().min(chosen.len()));
+                // Others had the lock since: a slot may be another block's by now.
+                let is_same = |(victim, sequence): &(Victim, u64)| {
+                    self.index.check(victim.0, *sequence).is_some()
+                };
+                return Some(some.filter(is_same).map(|(victim, _)| victim).collect());
+            }
             let taken = count as u64 + fallen.blocks;
             let enough = |more, few| enough(room + fallen.bytes + more, taken + few);
             let (victims, more) = self.least_used(state, bite_len(), limit, enough)?;
@@ -455,6 +488,25 @@ mod tests {
     fn has_room_for(arena: &Arc<Arena>, wanted: &Wanted) -> bool {
         let space = arena.make_space(NAMESPACE, wanted, Hint::default());
         space.is_ok()
+    }
+
+    #[test]
+    fn a_block_that_finds_too_little_within_its_limit_evicts_nothing() {
+        let arena = arena();
+        arena.set_last(&[Arc::clone(&arena)], &Arc::default());
+        let uses = Uses::default();
+        let of = |key, granules, stamp| Wanted {
+            stamp,
+            ..wanted(key, granules)
+        };
+        store(&arena, of(1, 1, uses.call(0).of(0)));
+        let prompt = uses.call(0);
+        store(&arena, of(2, GRANULES - 1, prompt.of(0)));
+        assert!(!has_room_for(&arena, &of(3, 2, prompt.of(1))));
+        assert_eq!(arena.stats().evicted_blocks, 0);
+        // It is the oldest all the same.
+        assert!(has_room_for(&arena, &of(4, 1, prompt.of(1))));
+        assert_eq!(arena.remove(NAMESPACE, &[wanted(1, 1).key]), 0);
     }
 
     #[test]
