@@ -105,10 +105,10 @@ $(VENV)/.package: $(PACKAGE_SOURCES) $(VENV)/.dev
 	$(call say,building the wheel (2 to 9 minutes on two cores the first time))
 	@$(call wheel,--release,build/wheels)
 
-# Of what the Rust tests are built of anyway, with debug assertions and overflow checks.
+# Of the crates that the Rust tests are built of, with debug assertions and overflow checks.
 $(VENV)/.package-test: $(PACKAGE_SOURCES) $(VENV)/.dev
 	$(call say,building the wheel for tests)
-	@$(call wheel,--profile dev,build/wheels-test)
+	@$(call wheel,--profile dev --features testing,build/wheels-test)
 
 # Which of them the tests run with. A release names the first.
 TESTED ?= $(VENV)/.package$(if $(filter 1,$(KVDEPOT_TEST_ALL)),,-test)
