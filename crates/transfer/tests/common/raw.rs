@@ -87,6 +87,11 @@ pub(crate) fn hello(lane: u32, engine: [u8; 16]) -> Vec<u8> {
     hello
 }
 
+/// The checksum of a head and its rows, or of bytes.
+pub(crate) fn sum(bytes: &[u8]) -> [u8; 16] {
+    kvdepot_media::checksum::digest(bytes).to_le_bytes()
+}
+
 impl Raw {
     /// Greets, with a token.
     pub(crate) fn greet(address: SocketAddr, lane: u32, engine: [u8; 16], token: &[u8]) -> Raw {
@@ -123,6 +128,19 @@ impl Raw {
         };
         self.stream.write_all(&head.bytes()).unwrap();
         self.stream.write_all(rest).unwrap();
+    }
+
+    /// Sends a frame of one row that has a checksum behind its bytes: all of it but that checksum.
+    pub(crate) fn send_but_for_its_sum(&mut self, head: Head, bytes: &[u8]) {
+        self.number += 1;
+        let head = Head {
+            flags: 1,
+            number: self.number,
+            ..head
+        };
+        let head = head.bytes();
+        let frame = [&head[..], &sum(&head), bytes].concat();
+        self.stream.write_all(&frame).unwrap();
     }
 
     /// The next answer; `None` where the connection has ended.

@@ -1,6 +1,6 @@
 //! Who has not proved itself, who has forked, and who has gone: what they cost, and whom.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Barrier};
@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process, setrlimit};
 
 use crate::common::peer::{NAME, Peer};
-use crate::common::raw::{Head, Raw, hello};
+use crate::common::raw::{Head, Raw, hello, sum};
 use crate::common::{
     Home, Local, PATIENCE, config, done, ended, engine, engine_of, held, ms, submit, until,
 };
@@ -244,6 +244,57 @@ fn a_write_ends_with_the_time_of_its_grant() {
         mapping.read_into(0, &mut there).unwrap();
         assert!(there[1024..] == [0; 3072], "written behind its time");
         answer.is_none() && there[..1024] == [7; 1024]
+    };
+    // A machine that stands still may be late for the first ones.
+    assert!((1..8).any(|tries| cut(ms(100 << tries))));
+}
+
+#[test]
+fn a_write_whose_checksum_comes_after_the_end_of_its_grant_is_not_acknowledged() {
+    let target = engine();
+    let address = target.address().unwrap();
+    let mapping = Mapping::anonymous("home", 4096).unwrap();
+    let there = || {
+        let mut there = [0; 4096];
+        mapping.read_into(0, &mut there).unwrap();
+        there
+    };
+    let is_over = || target.open(address, NAME).is_err();
+    let cut = |lasts| {
+        mapping.write_from(0, &[0; 4096]).unwrap();
+        let home = mapping.buffer(0, 4096).unwrap();
+        let published = target.publish(NAME, &[home], Rights::BOTH, Some(lasts));
+        let published = published.unwrap();
+        let mut raw = Raw::greet(address, 0, [9; 16], b"");
+        raw.send(Head::new(1, 0, NAME.len() as u64), NAME);
+        let (opened, _) = raw.answer().unwrap();
+        let write = Head::new(3, 1, 4096).row(opened.grant, 0, 4096);
+        raw.send_but_for_its_sum(write, &[7; 4096]);
+        until("all bytes are there, or the time is over", || {
+            there() == [7; 4096] || is_over()
+        });
+        let are_there = there() == [7; 4096];
+        until("the time is over", is_over);
+        if !are_there {
+            return false;
+        }
+        // The target waits for the checksum no longer than for bytes.
+        until("the connection has ended", || {
+            match raw.stream.peek(&mut [0]) {
+                Ok(count) => {
+                    assert_eq!(count, 0, "answered without the checksum");
+                    true
+                }
+                Err(error) => error.kind() != ErrorKind::WouldBlock,
+            }
+        });
+        // From here on the memory is its owner's alone.
+        mapping.write_from(0, &[1; 4096]).unwrap();
+        let _ended = raw.stream.write_all(&sum(&[7; 4096]));
+        assert!(raw.answer().is_none(), "acknowledged behind its time");
+        drop(published);
+        assert!(there() == [1; 4096], "written behind its time");
+        true
     };
     // A machine that stands still may be late for the first ones.
     assert!((1..8).any(|tries| cut(ms(100 << tries))));
