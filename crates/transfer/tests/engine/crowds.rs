@@ -4,9 +4,11 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Barrier};
+use std::time::Instant;
 
 use kvdepot_media::Mapping;
 use kvdepot_testkit::child::{self, Child};
+use kvdepot_testkit::log::Log;
 use kvdepot_transfer::{Config, Engine, Fault, Op, Options, Rights, Status};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SocketType};
@@ -414,5 +416,41 @@ fn strangers_that_have_said_hello_keep_nobody_out() {
             ..with_token()
         });
         honest.ping(address).unwrap();
+    });
+}
+
+#[test]
+fn strangers_that_are_refused_are_one_line_a_minute() {
+    const EACH: usize = 100;
+    alone("strangers_that_are_refused_are_one_line_a_minute", || {
+        allow_descriptors(4096);
+        let target = engine_of(with_token());
+        let address = target.address().unwrap();
+        let (log, begun) = (Log::default(), Instant::now());
+        tracing::subscriber::set_global_default(log.clone()).unwrap();
+        for _ in 0..EACH {
+            // What no engine says, and the proof of another token.
+            let mut strange = TcpStream::connect(address).unwrap();
+            strange.write_all(&[7; 64]).unwrap();
+            let mut other = TcpStream::connect(address).unwrap();
+            other.write_all(&hello(0, [5; 16])).unwrap();
+            // The target's challenge.
+            other.read_exact(&mut [0; 64]).unwrap();
+            other.write_all(&[7; 32]).unwrap();
+            for mut one in [strange, other] {
+                // It is logged before the end of its connection.
+                let _ended = one.read_to_end(&mut Vec::new());
+            }
+        }
+        // Those beyond the limit are refused for saying nothing.
+        let crowd = (0..UNGREETED + EACH).map(|_| silent(2, address));
+        let _crowd: Vec<OwnedFd> = crowd.collect();
+        until("all are refused", || {
+            target.stats().refused_greetings >= 3 * EACH as u64
+        });
+        let lines = log.lines_with("message: ");
+        // A machine that stands still for a minute has a second line.
+        let most = 1 + begun.elapsed().as_secs() / 60;
+        assert!((1..=most).contains(&(lines.len() as u64)), "{lines:?}");
     });
 }
