@@ -312,6 +312,33 @@ fn keys_that_find_no_room_cost_little_each_however_many_they_are() {
 }
 
 #[test]
+fn the_work_of_puts_that_a_write_budget_refuses_grows_with_their_keys_alone() {
+    /// Blocks that wait for the arena, and those that may be written to it.
+    const QUEUED: u64 = 10;
+    const PAID: u64 = 100;
+    let _alone = ALONE.lock();
+    let mut counted = Counted::default();
+    for count in sizes(few_rounds(8_000, 1600)) {
+        // The arena has space for all, which the full queue sends past the memory. Those that
+        // cannot be paid for go back to the memory, which has space for 256.
+        let room = format!("{}KiB", 10 * count);
+        let place = Place::new("Cache|Dax", "1MiB", &room)
+            .with("dax", "records", 2 * count)
+            .with("dax", "write_budget_hour", PAID * LEN as u64)
+            .with("", "write_back_depth", QUEUED * LEN as u64);
+        let depot = place.open();
+        let ns = namespace(&depot);
+        let (work, stored) = work_of(&depot, || store(&ns, 0..count));
+        assert!((1..=PAID).contains(&(stored as u64)), "{stored}");
+        let refused = depot.stats().tiers[0].full;
+        assert!(refused >= count / 2, "{refused} of {count} by the memory");
+        counted.note("put", count, work);
+        depot.close();
+    }
+    counted.assert_linear_in_all("Cache|Dax");
+}
+
+#[test]
 fn a_lookup_of_many_keys_beside_a_drain_looks_again_only_for_those_that_it_missed() {
     const KEYS: u64 = 50_000;
     const STORED: u64 = 3000;
