@@ -16,6 +16,8 @@ mod tiers;
 mod compat_socket;
 mod files;
 mod groups;
+#[cfg(debug_assertions)]
+mod linear;
 mod loads;
 mod lookups;
 mod service;
