@@ -8,6 +8,8 @@
 
 mod faults;
 mod hosts;
+#[cfg(debug_assertions)]
+mod linear;
 mod members;
 mod pressure;
 #[path = "../common/raw.rs"]
