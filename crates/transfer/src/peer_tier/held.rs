@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use kvdepot_arena::held::turn_len;
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{Arena, Error, NamespaceId, Place, Reserved, TakesBack, Token};
 use kvdepot_media::{Buffer, Carrier, Checksum, Mac};
@@ -204,13 +205,21 @@ impl Held {
     }
 
     pub(super) fn unpin(&self, places: &[Place]) {
-        let mut ended = Vec::with_capacity(places.len());
-        {
+        self.end(places.iter().map(|place| place.token.sequence));
+    }
+
+    /// Ends what has these names. Other threads get the lock after each turn.
+    fn end(&self, names: impl Iterator<Item = u64>) {
+        let mut names = names.peekable();
+        while names.peek().is_some() {
+            let some: Vec<u64> = names.by_ref().take(turn_len()).collect();
+            let mut ended = Vec::with_capacity(some.len());
             let mut entries = self.entries.lock();
-            let gone = places.iter();
-            ended.extend(gone.filter_map(|place| entries.remove(&place.token.sequence)));
+            ended.extend(some.iter().filter_map(|name| entries.remove(name)));
+            drop(entries);
+            // Without the lock: a pin at another host is released there.
+            drop(ended);
         }
-        drop(ended);
     }
 
     /// What a reservation has, which ends.
@@ -413,4 +422,63 @@ pub(super) fn rooms_of(
         Ok((Copy::There(far), Some(remote)))
     };
     Some(held.into_iter().zip(lens).map(room).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use kvdepot_arena::{Key, Wanted};
+
+    use super::*;
+    use crate::peer_tier::share::OWN;
+
+    #[test]
+    fn a_call_lets_others_have_their_turn_between_its_pins() {
+        const ALL: usize = 4000;
+        /// Far more pins than a turn has, and far fewer than all.
+        const MOST: usize = 1000;
+        let (namespace, key) = (NamespaceId([1; 16]), Key([2; 32]));
+        let share = Arc::new(Share::open(("Peer", 0), None, (1 << 20, false)).unwrap());
+        let wanted = Wanted {
+            key,
+            len: 64,
+            parts: 1,
+            stamp: 0,
+            copy: false,
+            evict: true,
+        };
+        let reserved = share.reserve(OWN, namespace, vec![wanted]);
+        let reserved = reserved.into_iter().next().unwrap().unwrap();
+        assert!(share.commit(reserved, Checksum::default(), false));
+        let pass = Pass {
+            holder: OWN,
+            token: Vec::new(),
+            tls: None,
+            lookup: Duration::ZERO,
+            timeout: Duration::ZERO,
+        };
+        let held = Held::new(1, None, &share, pass);
+        let pin = |_| {
+            let place = share.hold(namespace, key).unwrap();
+            let pinned = Pinned {
+                site: Site::Here(Own::new(&share, place)),
+                table: Vec::new(),
+                macs: Vec::new(),
+            };
+            held.pin(place, pinned).token.sequence
+        };
+        let names: Vec<u64> = (0..ALL).map(pin).collect();
+        let (mut left, mut most) = (ALL, 0);
+        held.end(names.into_iter().inspect(|_| {
+            let entries = held.entries.try_lock();
+            let now = entries.expect("the lock is held for all pins").len();
+            most = most.max(left - now);
+            left = now;
+        }));
+        most = most.max(left);
+        assert!((1..MOST).contains(&most), "{most} pins under one lock");
+        assert!(held.entries.lock().is_empty());
+        assert_eq!(share.arena().stats().pinned_blocks, 0);
+    }
 }
