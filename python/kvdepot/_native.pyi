@@ -920,7 +920,7 @@ class Namespace:
             keys: Keys, 32 bytes each.
 
         Returns:
-            The number of keys that were stored in at least one tier.
+            The number of keys that were stored in at least one tier. A repeated key counts once.
 
         Raises:
             InputError: A key does not have 32 bytes.

@@ -432,7 +432,8 @@ kvd_status kvd_contains(kvd_namespace *kv_namespace, const kvd_key *keys, size_t
 /* Removes blocks from all tiers.
  *
  *   keys     array of keys_len keys
- *   count    receives the number of keys that were stored in at least one tier; optional
+ *   count    receives the number of keys that were stored in at least one tier; a repeated key
+ *            counts once; optional
  *
  * Blocks until all tiers have responded. */
 kvd_status kvd_remove(kvd_namespace *kv_namespace, const kvd_key *keys, size_t keys_len,

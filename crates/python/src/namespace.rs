@@ -322,7 +322,7 @@ impl Namespace {
     ///     keys: Keys, 32 bytes each.
     ///
     /// Returns:
-    ///     The number of keys that were stored in at least one tier.
+    ///     The number of keys that were stored in at least one tier. A repeated key counts once.
     fn remove(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         let keys = keys::parse(keys)?;
         self.change(py, |namespace| namespace.remove(&keys))

@@ -59,7 +59,7 @@ fn a_client_has_the_verbs_of_the_depot() {
         assert_eq!(there.acknowledged(&some).unwrap(), [len, len, None, len]);
         assert_eq!(get(&there, &[1, 99], LEN), [Outcome::Done, Outcome::Miss]);
         assert_eq!(get(&there, &[1], LEN + 1), [Outcome::Length]);
-        assert_eq!(there.remove(&keys([5, 6, 99])).unwrap(), 2);
+        assert_eq!(there.remove(&keys([5, 6, 99, 6, 5])).unwrap(), 2);
         assert!(!here.contains(&keys([5])).unwrap()[0]);
         assert!(there.clear().unwrap() > 0);
         assert_eq!(here.prefix(&keys([1])).unwrap(), 0);

@@ -199,7 +199,8 @@ impl Namespace {
 
     /// Removes blocks from every tier.
     ///
-    /// Returns the number of keys that were stored in at least one tier.
+    /// Returns the number of keys that were stored in at least one tier. A repeated key counts
+    /// once.
     ///
     /// # Errors
     ///

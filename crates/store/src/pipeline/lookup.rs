@@ -1,5 +1,6 @@
 //! What the index answers by itself: which blocks are stored, and that some no longer are.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use kvdepot_arena::gate::Pass;
@@ -126,7 +127,8 @@ impl Core {
 
     /// Removes blocks from every tier.
     ///
-    /// Returns the number of keys that were stored in at least one tier.
+    /// Returns the number of keys that were stored in at least one tier. A repeated key counts
+    /// once.
     ///
     /// # Errors
     ///
@@ -134,6 +136,10 @@ impl Core {
     /// * [`Error::Silent`] if an asynchronous tier does not respond: it may still have the blocks.
     pub fn remove(self: &Arc<Core>, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
         let _pass = self.gate.enter()?;
+        let mut seen = HashSet::with_capacity(keys.len());
+        let once = keys.iter().filter(|key| seen.insert(*key)).copied();
+        let once: Vec<Key> = once.collect();
+        let keys = once.as_slice();
         self.forget(id, keys);
         self.edges.iter().for_each(|edge| edge.forget(id, keys));
         let mut found = self.stored(id, keys);

@@ -167,3 +167,43 @@ fn a_put_of_a_key_that_is_stored_is_true_and_keeps_its_bytes() {
     assert_eq!(task.wait(Some(Duration::from_secs(30))).unwrap(), [true]);
     assert_eq!(get(&ns, 0..1, 5000), [true]);
 }
+
+#[test]
+fn a_repeated_key_is_removed_and_counted_once_whatever_the_tiers_are() {
+    for pipeline in [
+        "Cache",
+        "Dax",
+        "Nvme",
+        "Cache|Dax",
+        "Cache|Nvme",
+        "Posix",
+        "Ds3fs",
+        "Cache|Posix",
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut settings = json!({"socket": "off", "lanes": 2});
+        for tier in pipeline.split('|') {
+            let section = tier.to_lowercase();
+            settings[&section] = json!({"capacity": "8MiB"});
+            if tier != "Cache" {
+                settings[&section]["path"] = json!(dir.path().join(&section));
+            }
+            if tier == "Ds3fs" {
+                // On a mount of another file system.
+                settings[&section]["library"] = json!("posix");
+            }
+        }
+        // It may take longer than a machine stands still.
+        settings["lookup_timeout"] = json!("60s");
+        settings["tier_timeout"] = json!("60s");
+        let depot = Depot::open(&Config::new(pipeline, &settings).unwrap()).unwrap();
+        let ns = namespace(&depot);
+        assert_eq!(put(&ns, 0..4, 5000), [true; 4], "{pipeline}");
+        let some = [1, 9, 2, 1, 9, 1, 2].map(key);
+        assert_eq!(ns.remove(&some).unwrap(), 2, "{pipeline}");
+        assert_eq!(ns.remove(&some).unwrap(), 0, "{pipeline}");
+        let left = ns.contains(&[0, 1, 2, 3].map(key)).unwrap();
+        assert_eq!(left, [true, false, false, true], "{pipeline}");
+        depot.close();
+    }
+}

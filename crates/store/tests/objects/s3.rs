@@ -30,7 +30,7 @@ fn blocks_live_in_objects_alone_and_behind_others_and_outlive_the_depot() {
         let depot = server.open_with(pipeline, &json!({}));
         let ns = namespace(&depot);
         assert!(has(&ns, &all, LEN), "{pipeline}, opened again");
-        assert_eq!(ns.remove(&keys([1, 2, 99])).unwrap(), 2);
+        assert_eq!(ns.remove(&keys([1, 2, 99, 2, 1])).unwrap(), 2);
         assert_eq!(get(&ns, &[1, 3], LEN), [Outcome::Miss, Outcome::Done]);
         let mut listed: Vec<u64> = ns
             .blocks()

@@ -17,7 +17,10 @@ impl World {
             .count();
         self.cause.borrow_mut().removed.extend(&ids);
         self.asks(ids.iter().copied());
-        let keys: Vec<_> = ids.iter().map(|(_, number)| key(*number)).collect();
+        // Where the step repeats numbers, some are given twice, and count once.
+        let again = ids.iter().take(numbers.len() - ids.len());
+        let keys = ids.iter().chain(again).map(|(_, number)| key(*number));
+        let keys: Vec<_> = keys.collect();
         let removed = namespace.remove(&keys).map_err(|error| error.to_string())?;
         let fewer = !self.is_scheduled() && removed < there;
         law!(
