@@ -1,4 +1,5 @@
-//! Paths of listening sockets: exclusive use, and removal of stale sockets.
+//! Listening sockets, which forked children do not keep. Their paths: exclusive use, and removal of
+//! stale sockets.
 //!
 //! The kernel closes a socket with its process but keeps its path. No other process can listen
 //! there before the path is removed. Checks, removal and binding happen under a lock of the
@@ -8,6 +9,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener};
@@ -15,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use crate::fork::Unshared;
@@ -141,12 +144,7 @@ pub fn listen(path: &Path, mode: u32) -> io::Result<(Unshared<UnixListener>, Bou
     if is_deserted(path) {
         fs::remove_file(path)?;
     }
-    // Bound once no child has it: to bind it again would not do.
-    let socket = Unshared::open(|| {
-        let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
-        let socket = socket_with(family, SocketType::STREAM, flags, None);
-        socket.map_err(io::Error::from)
-    })?;
+    let socket = unbound(AddressFamily::UNIX)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     rustix::net::listen(&socket, BACKLOG)?;
     let listener = socket.map(UnixListener::from);
@@ -163,6 +161,33 @@ pub fn listen(path: &Path, mode: u32) -> io::Result<(Unshared<UnixListener>, Bou
             Err(error)
         }
     }
+}
+
+/// Listens at the TCP address `address`; with port 0, the system selects a free port.
+///
+/// # Errors
+///
+/// [`ErrorKind::AddrInUse`] if another process listens there. Otherwise the error of the system.
+pub fn listen_tcp(address: SocketAddr) -> io::Result<Unshared<TcpListener>> {
+    let socket = unbound(match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    })?;
+    // A server that has just ended leaves connections that the system still waits for.
+    set_socket_reuseaddr(&socket, true)?;
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.map(TcpListener::from))
+}
+
+/// A stream socket without an address. It is bound once no child has a duplicate, because a second
+/// attempt to bind another socket would fail.
+fn unbound(family: AddressFamily) -> io::Result<Unshared<OwnedFd>> {
+    Unshared::open(|| {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(family, SocketType::STREAM, flags, None);
+        socket.map_err(io::Error::from)
+    })
 }
 
 impl Bound {
@@ -346,6 +371,22 @@ mod tests {
             won[0].0.accept().unwrap();
             drop(caller);
         }
+    }
+
+    #[test]
+    fn a_port_has_one_listener_and_is_free_again_after_it() {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listener = listen_tcp(any).unwrap();
+        let address = listener.local_addr().unwrap();
+        assert_ne!(address.port(), 0);
+        let again = listen_tcp(address).unwrap_err();
+        assert_eq!(again.kind(), ErrorKind::AddrInUse);
+        let caller = std::net::TcpStream::connect(address).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        // The system waits for the rest of this connection.
+        drop((accepted, listener));
+        drop(caller);
+        listen_tcp(address).unwrap();
     }
 
     #[test]

@@ -4,42 +4,16 @@
 //! ever made.
 
 use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Instant;
 
-use kvdepot_host::fork::Unshared;
 use kvdepot_media::Checksum;
 use kvdepot_media::checksum::Sum;
 use libc::iovec;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_reuseaddr, set_socket_timeout};
-use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socket_with};
-
-/// Connections that may wait to be accepted; the system has a bound of its own.
-const BACKLOG: i32 = 4096;
-
-/// Listens at an address; a forked child does not.
-///
-/// # Errors
-/// What the system says.
-pub(crate) fn listen(address: SocketAddr) -> io::Result<Unshared<TcpListener>> {
-    let family = match address {
-        SocketAddr::V4(_) => AddressFamily::INET,
-        SocketAddr::V6(_) => AddressFamily::INET6,
-    };
-    // Bound once no child has it: to bind it again would not do.
-    let socket = Unshared::open(|| {
-        let flags = SocketFlags::CLOEXEC;
-        let socket = socket_with(family, SocketType::STREAM, flags, None);
-        socket.map_err(io::Error::from)
-    })?;
-    set_socket_reuseaddr(&socket, true)?;
-    rustix::net::bind(&socket, &address)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket.map(TcpListener::from))
-}
+use rustix::net::RecvFlags;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 /// Most ranges that the kernel takes in a call.
 const RANGES_MAX: usize = 1024;

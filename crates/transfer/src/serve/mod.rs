@@ -284,7 +284,7 @@ impl Server {
         names: Arc<Names>,
         terms: Terms,
     ) -> Result<Server, Error> {
-        let listener = socket::listen(address);
+        let listener = kvdepot_host::socket::listen_tcp(address);
         let listener = listener.map_err(Error::io(format!("listen on {address}")))?;
         let address = listener.local_addr().map_err(Error::io("listen"))?;
         let house = Arc::new(House {
