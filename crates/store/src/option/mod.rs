@@ -3,8 +3,10 @@
 //! A declaration validates the value of an option and generates its entry in the reference page.
 
 mod spec;
+mod tokens;
 mod value;
 
 pub use spec::{Kind, OptionSpec};
+pub use tokens::read_tokens;
 pub use value::Section;
 pub(crate) use value::{Parsed, absolute};

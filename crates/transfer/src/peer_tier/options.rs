@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kvdepot_arena::{Error, size};
-use kvdepot_store::option::{Kind, OptionSpec, Section};
+use kvdepot_store::option::{Kind, OptionSpec, Section, read_tokens};
 
 use crate::homes::{Host, REPLICAS_MAX, View};
 use crate::membership::Settings;
@@ -371,31 +371,7 @@ fn tokens(section: &Section, files: bool) -> Result<Option<Vec<Vec<u8>>>, Error>
 }
 
 fn tokens_of(path: &Path) -> Result<Vec<Vec<u8>>, Error> {
-    use std::os::unix::fs::PermissionsExt;
-    let io = |source| Error::Io {
-        path: format!("peer.token_file: {}", path.display()).into(),
-        source,
-    };
-    let refuse = |allowed: &str| Error::config("peer.token_file", path.display(), allowed);
-    let meta = std::fs::metadata(path).map_err(io)?;
-    if meta.permissions().mode() & 0o077 != 0 {
-        return Err(refuse(
-            "a file that only its owner can read; set its mode to 0600 (chmod 600)",
-        ));
-    }
-    if meta.len() > 4096 {
-        return Err(refuse("a file of at most 4096 bytes"));
-    }
-    let text = std::fs::read(path).map_err(io)?;
-    let lines = text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
-    let tokens: Vec<Vec<u8>> = lines
-        .filter(|line| !line.is_empty())
-        .map(<[u8]>::to_vec)
-        .collect();
-    match tokens.is_empty() {
-        true => Err(refuse("a file that contains a token")),
-        false => Ok(tokens),
-    }
+    read_tokens("peer.token_file", path)
 }
 
 fn tls(section: &Section) -> Result<Option<Tls>, Error> {
