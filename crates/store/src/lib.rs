@@ -91,7 +91,7 @@ pub use kvdepot_host::fork::Origin;
 pub use kvdepot_media::cuda::{Device, Fence};
 pub use kvdepot_media::{Buffer, Checksum, Error as MediaError};
 pub use listing::{BlockPage, Cursor, Gone, PAGE_MAX};
-pub use metrics::{Op, Stats};
+pub use metrics::{MetricsFormat, Op, Stats};
 pub use namespace::{NamespaceSpec, SAVED};
 pub use pipeline::{
     Caller, Core, Drained, Errand, GetOptions, Grouped, Lanes, MovesDone, NoRoom, Pin, Reservation,

@@ -1,13 +1,16 @@
 //! What a depot counts. Names follow `kvdepot_<noun>_<unit>` with labels `tier`, `op`, `source`.
 
-use std::fmt::Write;
+mod families;
+
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+pub use families::MetricsFormat;
 use kvdepot_arena::TierStats;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::devices::{DeviceState, DeviceStats};
+use crate::devices::DeviceStats;
 use crate::task::Outcome;
 use crate::tier::TIERS_MAX;
 
@@ -279,238 +282,17 @@ impl Stats {
         all
     }
 
-    /// Returns the counters in the Prometheus text format.
+    /// Returns the object that `kvdepot stat --json` prints for a depot with a server at `socket`.
+    ///
+    /// `description` and `path` are those of the depot: the line for a log, and the first medium
+    /// that survives the process.
     #[must_use]
-    pub fn prometheus(&self) -> String {
-        let mut text = String::new();
-        let mut metric = |name: &str, kind: &str, rows: &[(String, u64)]| {
-            // Writing to a String cannot fail.
-            let _infallible = writeln!(text, "# TYPE kvdepot_{name} {kind}");
-            for (labels, value) in rows {
-                let _infallible = writeln!(text, "kvdepot_{name}{labels} {value}");
-            }
-        };
-        let by_tier = |value: &dyn Fn(usize, &TierStats) -> u64| -> Vec<(String, u64)> {
-            let label = |tier: &TierStats| format!("{{tier=\"{}\"}}", tier.tier);
-            self.tiers
-                .iter()
-                .enumerate()
-                .map(|(i, tier)| (label(tier), value(i, tier)))
-                .collect()
-        };
-        metric(
-            "capacity_bytes",
-            "gauge",
-            &by_tier(&|_, tier| tier.capacity_bytes),
-        );
-        metric("live_bytes", "gauge", &by_tier(&|_, tier| tier.live_bytes));
-        // How many others have stored is not known.
-        let counted = |rows: Vec<(String, u64)>| -> Vec<(String, u64)> {
-            let tiers = self.tiers.iter().zip(rows);
-            let rows = tiers.filter(|(tier, _)| !tier.uncounted);
-            rows.map(|(_, row)| row).collect()
-        };
-        let blocks = counted(by_tier(&|_, tier| tier.blocks));
-        metric("live_blocks", "gauge", &blocks);
-        metric(
-            "pinned_blocks",
-            "gauge",
-            &by_tier(&|_, tier| tier.pinned_blocks),
-        );
-        metric(
-            "reserved_blocks",
-            "gauge",
-            &by_tier(&|_, tier| tier.reserved_blocks),
-        );
-        metric(
-            "stored_bytes_total",
-            "counter",
-            &by_tier(&|_, tier| tier.stored_bytes),
-        );
-        metric(
-            "evicted_blocks_total",
-            "counter",
-            &by_tier(&|_, tier| tier.evicted_blocks),
-        );
-        metric(
-            "evicted_bytes_total",
-            "counter",
-            &by_tier(&|_, tier| tier.evicted_bytes),
-        );
-        metric(
-            "grouped_blocks",
-            "gauge",
-            &by_tier(&|_, tier| tier.grouped_blocks),
-        );
-        metric(
-            "evicted_groups_total",
-            "counter",
-            &by_tier(&|_, tier| tier.evicted_groups),
-        );
-        metric(
-            "corrupt_blocks_total",
-            "counter",
-            &by_tier(&|_, tier| tier.corrupt_blocks),
-        );
-        metric(
-            "bad_media_bytes_total",
-            "counter",
-            &by_tier(&|_, tier| tier.lost_bytes),
-        );
-        metric(
-            "timeouts_total",
-            "counter",
-            &by_tier(&|_, tier| tier.timeouts),
-        );
-        metric(
-            "circuit_open_total",
-            "counter",
-            &by_tier(&|_, tier| tier.circuit_open),
-        );
-        metric(
-            "requests_total",
-            "counter",
-            &by_tier(&|_, tier| tier.requests),
-        );
-        metric(
-            "retries_total",
-            "counter",
-            &by_tier(&|_, tier| tier.retries),
-        );
-        let faults = self.tiers.iter().flat_map(|tier| {
-            let row = |(cause, count): (&String, &u64)| {
-                let labels = format!("{{tier=\"{}\",cause=\"{cause}\"}}", tier.tier);
-                (labels, *count)
-            };
-            tier.request_errors.iter().map(row)
-        });
-        metric(
-            "request_errors_total",
-            "counter",
-            &faults.collect::<Vec<_>>(),
-        );
-        metric(
-            "write_back_deferred_blocks_total",
-            "counter",
-            &by_tier(&|_, tier| tier.write_back_deferred_blocks),
-        );
-        metric(
-            "no_space_blocks_total",
-            "counter",
-            &by_tier(&|_, tier| tier.full),
-        );
-        metric(
-            "hit_blocks_total",
-            "counter",
-            &by_tier(&|i, _| self.hit_blocks[i]),
-        );
-        metric(
-            "hit_bytes_total",
-            "counter",
-            &by_tier(&|i, _| self.hit_bytes[i]),
-        );
-        let by_op = |rows: &[(&str, u64)]| -> Vec<(String, u64)> {
-            let row = |(op, value): &(&str, u64)| (format!("{{op=\"{op}\"}}"), *value);
-            rows.iter().map(row).collect()
-        };
-        metric(
-            "tasks_total",
-            "counter",
-            &by_op(&[
-                ("put", self.put_tasks),
-                ("get", self.get_tasks),
-                ("prefetch", self.prefetch_tasks),
-            ]),
-        );
-        metric(
-            "blocks_total",
-            "counter",
-            &by_op(&[
-                ("put", self.put_blocks),
-                ("get", self.get_blocks),
-                ("prefetch", self.prefetch_blocks),
-            ]),
-        );
-        metric(
-            "bytes_total",
-            "counter",
-            &by_op(&[("put", self.put_bytes), ("get", self.get_bytes)]),
-        );
-        let plain = |value| vec![(String::new(), value)];
-        metric("missed_blocks_total", "counter", &plain(self.missed_blocks));
-        metric(
-            "coalesced_blocks_total",
-            "counter",
-            &plain(self.coalesced_blocks),
-        );
-        metric(
-            "inflight_load_blocks",
-            "gauge",
-            &plain(self.inflight_load_blocks),
-        );
-        metric(
-            "promoted_bytes_total",
-            "counter",
-            &plain(self.promoted_bytes),
-        );
-        metric(
-            "overload_dropped_blocks_total",
-            "counter",
-            &plain(self.put_dropped_blocks),
-        );
-        metric(
-            "admission_rejected_blocks_total",
-            "counter",
-            &plain(self.put_declined_blocks),
-        );
-        metric(
-            "reserve_present_blocks_total",
-            "counter",
-            &plain(self.reserve_present_blocks),
-        );
-        metric(
-            "reserve_pending_blocks_total",
-            "counter",
-            &plain(self.reserve_pending_blocks),
-        );
-        metric("write_back_bytes", "gauge", &plain(self.write_back_bytes));
-        self.by_device(&mut text);
-        self.move_seconds(&mut text);
-        text
-    }
-
-    fn by_device(&self, text: &mut String) {
-        type Value = fn(&DeviceStats) -> u64;
-        let rows: [(&str, Value); 4] = [
-            ("device_capacity_bytes", |device| device.capacity_bytes),
-            ("device_used_bytes", |device| device.used_bytes),
-            ("device_blocks", |device| device.blocks),
-            ("device_serving", |device| {
-                u64::from(device.state == DeviceState::Serving)
-            }),
-        ];
-        for (name, value) in rows {
-            // Writing to a String cannot fail.
-            let _infallible = writeln!(text, "# TYPE kvdepot_{name} gauge");
-            for device in &self.devices {
-                let (tier, value) = (&device.tier, value(device));
-                // Quotes and backslashes as the format wants them.
-                let path = format!("{:?}", device.path.to_string_lossy());
-                let labels = format!("{{tier=\"{tier}\",device={path}}}");
-                let _infallible = writeln!(text, "kvdepot_{name}{labels} {value}");
-            }
-        }
-    }
-
-    fn move_seconds(&self, text: &mut String) {
-        // Writing to a String cannot fail.
-        let _infallible = writeln!(text, "# TYPE kvdepot_move_seconds_total counter");
-        for (op, moved) in [("put", &self.put_move_ns), ("get", &self.get_move_ns)] {
-            for (tier, ns) in self.tiers.iter().zip(moved) {
-                let (tier, seconds) = (&tier.tier, *ns as f64 / 1e9);
-                let labels = format!("{{tier=\"{tier}\",op=\"{op}\"}}");
-                let _infallible = writeln!(text, "kvdepot_move_seconds_total{labels} {seconds:.6}");
-            }
-        }
+    pub fn report(&self, socket: &Path, description: &str, path: Option<&Path>) -> Value {
+        json!({
+            "depot": format!("unix:{}", socket.display()),
+            "description": description,
+            "path": path.map(Path::to_string_lossy),
+            "stats": self.shown(),
+        })
     }
 }

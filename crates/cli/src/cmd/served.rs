@@ -8,7 +8,6 @@ use std::time::Duration;
 use kvdepot_host::{dirs, socket};
 use kvdepot_store::{Depot, Key, NamespaceId, NamespaceUsage, Pin};
 use serde::Serialize;
-use serde_json::json;
 
 use super::{Listing, cut, matches, one_line, only};
 use crate::args::{Ls, Rm, Stat};
@@ -233,23 +232,18 @@ fn blocks(
 pub(crate) fn stat(args: &Stat, socket: &Path, output: &mut Output) -> Result<i32, Error> {
     let depot = connect(socket)?;
     let stats = depot.stats();
-    let shown = format!("unix:{}", socket.display());
     if args.metrics {
         stats
             .prometheus()
             .lines()
             .try_for_each(|line| output.line(line))?;
     } else if output.is_json() {
-        output.object(&json!({
-            "depot": shown,
-            "description": depot.description(),
-            "path": depot.path(),
-            "stats": stats.shown(),
-        }))?;
+        let path = depot.path();
+        output.object(&stats.report(socket, depot.description(), path.as_deref()))?;
     } else {
         let mut table = Table::pairs();
         let mut row = |name: &str, value: String| table.row([name.into(), value]);
-        row("depot", shown);
+        row("depot", format!("unix:{}", socket.display()));
         row("tiers", depot.description().into());
         for (index, tier) in stats.tiers.iter().enumerate() {
             let used = tier.capacity_bytes.saturating_sub(tier.free_bytes);
