@@ -4,6 +4,7 @@ mod arenas;
 mod devices;
 mod edges;
 mod file;
+mod http;
 mod pairs;
 pub mod schema;
 pub mod ucm;
@@ -16,6 +17,7 @@ use std::time::Duration;
 pub use arenas::{ArenaConfig, DeviceConfig};
 pub use edges::{EdgeConfig, LateConfig, Touch};
 pub use file::{OfFile, read_below, read_beside, read_text, read_yaml};
+pub use http::{HttpAddress, HttpConfig};
 use kvdepot_arena::Error;
 use kvdepot_arena::format::GRANULE;
 pub use kvdepot_arena::{Durability, Format, size};
@@ -145,6 +147,8 @@ pub struct Config {
     pub socket: Socket,
     /// Permission bits of the socket; default: 0600.
     pub socket_mode: u32,
+    /// Settings of the HTTP server; default: no HTTP server.
+    pub http: HttpConfig,
     /// Settings in the section `cache`.
     pub cache: CacheConfig,
     /// Settings in the section `dax`.
@@ -187,6 +191,7 @@ impl Default for Config {
             shares: 1,
             socket: Socket::default(),
             socket_mode: 0o600,
+            http: HttpConfig::default(),
             cache: CacheConfig::default(),
             dax: ArenaConfig::default(),
             nvme: ArenaConfig::default(),
@@ -476,6 +481,9 @@ impl Config {
                 }
             }
             ("", "socket_mode") => self.socket_mode = parsed.number as u32,
+            ("", "http" | "http_token_file" | "http_hosts") => {
+                self.http.set(name, value, &parsed.text)?;
+            }
             ("cache", "capacity") => {
                 if parsed.number < GRANULE {
                     return Err(Error::config(field, value, "at least 4KiB"));
@@ -666,6 +674,8 @@ mod tests {
                 Kind::Text => json!(match option.name {
                     "pipeline" => "Cache|Dax|Nvme|Posix",
                     "instance" => "x-1",
+                    "http" => "127.0.0.1:0",
+                    "http_hosts" => "x.example",
                     _ => "/x",
                 }),
                 Kind::Mode => json!("0660"),

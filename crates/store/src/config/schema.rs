@@ -207,6 +207,37 @@ pub const OPTIONS: &[OptionSpec] = &[
          with `0660`, members of the socket's group can also read and write all blocks.",
     ),
     OptionSpec::new(
+        "",
+        "http",
+        Kind::Text,
+        "off",
+        "Address at which the process that opens the depot serves \
+         [metrics and health checks](monitoring.md#http) over HTTP. The value is a loopback \
+         address with a port, such as `127.0.0.1:9410` or `[::1]:9410`, or `unix:` and the path of \
+         a socket, which gets the permission bits `socket_mode`. With port 0, the system selects a \
+         port, and kvdepot writes the address to a file: the path of the depot's socket with \
+         `.http` at the end. `off`: no HTTP server.",
+    ),
+    OptionSpec::new(
+        "",
+        "http_token_file",
+        Kind::Text,
+        "none; every local user can then read the metrics at a TCP address",
+        "File (mode 0600) with tokens for the HTTP server, one per line. Requests for `/metrics` \
+         and `/stats` then need the header `Authorization: Bearer TOKEN` with one of the tokens. \
+         kvdepot reads the file again after each change.",
+    ),
+    OptionSpec::new(
+        "",
+        "http_hosts",
+        Kind::Text,
+        "none",
+        "Names or IP addresses, separated by commas, that requests to the HTTP server may have in \
+         the header `Host`, in addition to `localhost` and loopback addresses. For example, a \
+         proxy in front of the HTTP server sends the name of the proxy. kvdepot rejects all other \
+         names, because a web page could otherwise read the metrics through a user's browser.",
+    ),
+    OptionSpec::new(
         "cache",
         "capacity",
         Kind::Size,

@@ -33,6 +33,10 @@ const OWN_LISTENER: u64 = 0;
 pub trait Serves: Send + Sync {
     /// Returns the path of the socket.
     fn path(&self) -> &Path;
+    /// Returns the address of the HTTP server, or `None` without one.
+    fn http(&self) -> Option<String> {
+        None
+    }
     /// Rejects new clients and waits at most `timeout` for copies of the connected ones.
     fn retire(&self, timeout: Duration);
     /// Stops the server. A second call does nothing.
@@ -255,6 +259,10 @@ impl Verbs for Local {
 
     fn socket(&self) -> Option<PathBuf> {
         self.server.as_ref().map(|server| server.path().into())
+    }
+
+    fn http(&self) -> Option<String> {
+        self.server.as_ref().and_then(|server| server.http())
     }
 
     fn populate_aside(&self) -> Result<(), Error> {

@@ -221,6 +221,15 @@ impl Depot {
         self.verbs.socket()
     }
 
+    /// Returns the address of the HTTP server of this process, as in the option `http`.
+    ///
+    /// The port is the one at which the server listens. The result is `None` without an HTTP
+    /// server, and in a client.
+    #[must_use]
+    pub fn http(&self) -> Option<String> {
+        self.verbs.http()
+    }
+
     /// Returns counters and usage.
     ///
     /// In a client they are those of the server, or those of an empty depot if the server is lost.

@@ -81,6 +81,11 @@ pub trait Verbs: Send + Sync {
     /// Returns the socket on which other processes attach, if there is one.
     fn socket(&self) -> Option<PathBuf>;
 
+    /// Returns the address of the HTTP server, like [`Depot::http`](super::Depot::http).
+    fn http(&self) -> Option<String> {
+        None
+    }
+
     /// Records the description of a namespace and the salt that selects its key.
     ///
     /// # Errors
