@@ -40,6 +40,7 @@
 //!
 //! Modules depend only on modules before them in this list:
 //!
+//! * `socket_path`: Unix sockets at the paths that options name.
 //! * `frame`: handshake (`hello`), and the requests and responses (`verbs`).
 //! * `line`: connection of both sides: incoming frames, outgoing queue, and limits of requests in
 //!   flight.
@@ -57,6 +58,7 @@ pub mod fuzz;
 mod line;
 mod mover;
 mod server;
+mod socket_path;
 
 use std::path::Path;
 use std::sync::Arc;

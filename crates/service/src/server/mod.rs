@@ -38,6 +38,7 @@ use crate::frame::Out;
 use crate::frame::hello::{self, Role, Terms};
 use crate::frame::verbs::Removed;
 use crate::line::credit::LIMITS;
+use crate::socket_path;
 use holding::Ticket;
 use liveness::{Liveness, Local};
 use roster::Roster;
@@ -112,24 +113,10 @@ impl Server {
         let Some(path) = place(config, 0)? else {
             return Ok(());
         };
-        check_len(&path)?;
-        check_kind(&path)?;
-        let in_runtime = runtime_of(&path).is_some();
-        match path.parent() {
-            _ if in_runtime => Ok(()),
-            Some(parent) if limits::is_of_devices(parent) => Err(Error::config(
-                "socket",
-                path.display(),
-                "a path outside /dev",
-            )),
-            Some(parent) if !parent.as_os_str().is_empty() && !parent.is_dir() => {
-                Err(Error::config(
-                    "socket",
-                    path.display(),
-                    "a path in an existing, writable directory",
-                ))
-            }
-            _ => Ok(()),
+        socket_path::check("socket", &path)?;
+        match runtime_of(&path) {
+            Some(_) => Ok(()),
+            None => socket_path::check_directory("socket", &path),
         }
     }
 
@@ -285,49 +272,16 @@ fn runtime_of(path: &Path) -> Option<&Path> {
         .then_some(dir)
 }
 
-fn check_len(path: &Path) -> Result<(), Error> {
-    match path.as_os_str().len() {
-        ..=107 => Ok(()),
-        len => Err(Error::config(
-            "socket",
-            path.display(),
-            format!(
-                "an absolute path of at most 107 bytes (limit of Unix sockets); this path has {len}"
-            ),
-        )),
-    }
-}
-
-/// Refuses a path where something else than a socket lies, which is not removed.
-fn check_kind(path: &Path) -> Result<(), Error> {
-    use std::os::unix::fs::FileTypeExt;
-    match path.symlink_metadata() {
-        Ok(at) if !at.file_type().is_socket() => Err(Error::config(
-            "socket",
-            path.display(),
-            "a path that does not exist, or a socket without a server",
-        )),
-        _ => Ok(()),
-    }
-}
-
 /// Binds, and removes what owners that were killed have left beside it.
 fn listen(path: &Path, mode: u32) -> Result<(Unshared<UnixListener>, Bound), Error> {
-    check_len(path)?;
-    check_kind(path)?;
+    socket_path::check("socket", path)?;
     if let Some(runtime) = runtime_of(path) {
         let swept = socket::sweep(runtime);
         if swept > 0 {
             tracing::info!(swept, "removed sockets of killed servers");
         }
     }
-    socket::listen(path, mode).map_err(|source| {
-        let allowed = match source.kind() {
-            io::ErrorKind::AddrInUse => "a path on which no other server listens".to_owned(),
-            _ => format!("a path in an existing, writable directory ({source})"),
-        };
-        Error::config("socket", path.display(), allowed)
-    })
+    socket_path::listen("socket", path, mode)
 }
 
 impl Owner {
