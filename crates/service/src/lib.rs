@@ -41,6 +41,7 @@
 //! Modules depend only on modules before them in this list:
 //!
 //! * `socket_path`: Unix sockets at the paths that options name.
+//! * `http`: HTTP server of metrics and health checks, with the feature `http`.
 //! * `frame`: handshake (`hello`), and the requests and responses (`verbs`).
 //! * `line`: connection of both sides: incoming frames, outgoing queue, and limits of requests in
 //!   flight.
@@ -55,6 +56,8 @@ mod frame;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzz;
+#[cfg(feature = "http")]
+mod http;
 mod line;
 mod mover;
 mod server;

@@ -1,11 +1,13 @@
 //! The owner's end of the socket. `accept` is who knocks there, `session` a client as its owner
 //! sees it, which answers its calls (`calls`, and `slow` what may take minutes) and notes what it
 //! holds (`holding`). What it gets to reach the bytes with is `media`. Whether it lives is
-//! `liveness`, and for whom movers are at work `roster`.
+//! `liveness`, and for whom movers are at work `roster`. `http` is the HTTP server in addition to
+//! the socket.
 
 mod accept;
 mod calls;
 mod holding;
+mod http;
 mod liveness;
 mod media;
 mod roster;
@@ -40,6 +42,7 @@ use crate::frame::verbs::Removed;
 use crate::line::credit::LIMITS;
 use crate::socket_path;
 use holding::Ticket;
+use http::Http;
 use liveness::{Liveness, Local};
 use roster::Roster;
 use session::{Inheritance, Session};
@@ -67,6 +70,7 @@ pub(crate) struct Server {
     waker: Unshared<UnixStream>,
     thread: Mutex<Option<JoinHandle<()>>>,
     clients: Arc<Mutex<Clients>>,
+    http: Option<Http>,
 }
 
 struct Owner {
@@ -110,6 +114,7 @@ struct Half {
 impl Server {
     /// Refuses a socket that cannot be made. Whether somebody listens there is seen at the start.
     pub(crate) fn check(config: &Config) -> Result<(), Error> {
+        http::check(config)?;
         let Some(path) = place(config, 0)? else {
             return Ok(());
         };
@@ -160,6 +165,7 @@ impl Server {
                 (listener, bound, config.socket_mode)
             }
         };
+        let http = http::start(config, core, about, &path).inspect_err(|_| bound.remove())?;
         let twin = Unshared::open(|| listener.try_clone()).map_err(io)?;
         let (waker, woken) = between_forks(|| {
             let (waker, woken) = UnixStream::pair()?;
@@ -200,6 +206,7 @@ impl Server {
             waker,
             thread: Mutex::new(Some(thread)),
             clients,
+            http,
         }))
     }
 }
@@ -207,6 +214,11 @@ impl Server {
 impl Serves for Server {
     fn path(&self) -> &Path {
         self.bound.path()
+    }
+
+    fn http(&self) -> Option<String> {
+        let http = self.http.as_ref();
+        http.map(|http| http.address().to_owned())
     }
 
     fn retire(&self, timeout: Duration) {
@@ -226,6 +238,7 @@ impl Serves for Server {
         let Some(thread) = self.thread.lock().take() else {
             return;
         };
+        self.http.iter().for_each(Http::stop);
         self.stop.store(true, Ordering::SeqCst);
         // Ends the accept, whatever has become of the path. The service manager keeps its socket
         // for the next server, and new connections wait in the queue of the socket.
@@ -277,6 +290,7 @@ fn listen(path: &Path, mode: u32) -> Result<(Unshared<UnixListener>, Bound), Err
     socket_path::check("socket", path)?;
     if let Some(runtime) = runtime_of(path) {
         let swept = socket::sweep(runtime);
+        http::sweep(runtime);
         if swept > 0 {
             tracing::info!(swept, "removed sockets of killed servers");
         }

@@ -12,6 +12,7 @@
 mod base;
 pub mod frames;
 pub mod recording;
+pub mod scrape;
 
 pub use base::*;
 use std::thread;
