@@ -151,6 +151,11 @@ pub(crate) struct Serve {
     /// directory, or kvdepot-INSTANCE.sock if the option `instance` is set].
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
+    /// Address of the HTTP server for metrics and health checks: a loopback address with a port,
+    /// such as 127.0.0.1:9410 (port 0: a free port), or unix: and the path of a socket [default:
+    /// the option `http`, otherwise no HTTP server].
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) http: Option<String>,
 }
 
 /// Which arena.

@@ -48,17 +48,19 @@ pub(crate) fn run(args: &Serve, output: &mut Output) -> Result<i32, Error> {
     }
     let depot = started.keep();
     depot.populate_aside()?;
-    let socket = depot.socket().unwrap_or_default();
+    let (socket, http) = (depot.socket().unwrap_or_default(), depot.http());
     if output.is_json() {
         output.object(&json!({
             "event": "serving",
             "socket": socket,
+            "http": http,
             "tiers": depot.tiers(),
             "blocks": depot.opening().blocks,
         }))?;
     } else {
+        let http = http.map_or_else(String::new, |http| format!(", HTTP at {http}"));
         output.line(&format!(
-            "serving {} at unix:{}",
+            "serving {} at unix:{}{http}",
             depot.description(),
             socket.display()
         ))?;
@@ -86,6 +88,7 @@ fn config(args: &Serve, passed: Option<&Path>) -> Result<Config, Error> {
     let beside = |name: &str| match name {
         "pipeline" => args.pipeline.clone(),
         "socket" => args.socket.as_deref().map(text),
+        "http" => args.http.clone(),
         _ => None,
     };
     let pipeline = args.pipeline.as_deref();
@@ -117,6 +120,9 @@ fn config(args: &Serve, passed: Option<&Path>) -> Result<Config, Error> {
         return Err(refused("socket", &text(&socket), &allowed));
     }
     set(&mut all, "socket", text(&socket).into());
+    if let Some(address) = &args.http {
+        set(&mut all, "http", address.as_str().into());
+    }
     Ok(Config::from_value(&all)?)
 }
 

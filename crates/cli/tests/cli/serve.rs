@@ -1,6 +1,7 @@
 //! `serve`: a depot for other processes, from a signal to the next.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -14,6 +15,7 @@ use crate::home::{Home, Ran, get, key, put, signal, spec};
 pub(crate) struct Service {
     child: Child,
     socket: String,
+    http: Option<String>,
 }
 
 impl Service {
@@ -37,7 +39,12 @@ impl Service {
         let row: Value = serde_json::from_str(&line).unwrap_or_default();
         assert_eq!(row["event"], "serving", "{line}");
         let socket = row["socket"].as_str().unwrap().to_owned();
-        Service { child, socket }
+        let http = row["http"].as_str().map(str::to_owned);
+        Service {
+            child,
+            socket,
+            http,
+        }
     }
 
     fn connect(&self) -> Depot {
@@ -170,6 +177,56 @@ fn a_directory_is_looked_at_through_the_service_that_has_it_open_also_after_a_re
     assert!(ran.stderr.contains("unix:SOCKET"), "{}", ran.stderr);
 }
 
+/// The status and the body of a page.
+fn page(address: &str, path: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
+    let (status, _) = head.split_once("\r\n").unwrap();
+    (status.to_owned(), body.to_owned())
+}
+
+#[test]
+fn serve_shows_its_metrics_and_its_state_over_http() {
+    let home = Home::new();
+    let small = ["Cache", "-o", "cache.capacity=1MiB"];
+    let service = Service::start(&home, &[&small[..], &["--http", "127.0.0.1:0"]].concat());
+    let address = service.http.clone().unwrap();
+    let file = format!("{}.http", service.socket);
+    let published = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(published, format!("{address}\n"));
+    let client = service.connect();
+    put(&client.namespace(&spec("a")).unwrap(), 0..3, 5000);
+    client.close();
+    for (path, says) in [("/healthz", "ok\n"), ("/readyz", "ready\n")] {
+        let (status, body) = page(&address, path);
+        assert_eq!((status.as_str(), body.as_str()), ("HTTP/1.1 200 OK", says));
+    }
+    let (_, metrics) = page(&address, "/metrics");
+    let line = "kvdepot_live_blocks{tier=\"Cache\"} 3";
+    assert!(metrics.lines().any(|one| one == line), "{metrics}");
+    // The same as of the command, which is a client.
+    let (_, stats) = page(&address, "/stats");
+    let stats: Value = serde_json::from_str(&stats).unwrap();
+    let shown = format!("unix:{}", service.socket);
+    let (_, rows) = home.json(&["stat", &shown]);
+    assert_eq!(rows[0], stats);
+    assert_eq!(service.end(), 0);
+    assert!(TcpStream::connect(&address).is_err());
+    assert!(!Path::new(&file).exists());
+    // By the configuration too, and at a path.
+    let path = home.path("h.sock");
+    let option = format!("http=unix:{}", path.display());
+    let service = Service::start(&home, &[&small[..], &["-o", &option]].concat());
+    assert_eq!(service.http.as_deref(), option.strip_prefix("http="));
+    UnixStream::connect(&path).unwrap();
+    assert_eq!(service.end(), 0);
+    assert!(!path.exists());
+}
+
 #[test]
 fn each_instance_has_a_socket() {
     let home = Home::new();
@@ -275,6 +332,7 @@ fn a_signal_ends_the_wait_for_another_owner_and_leaves_nothing() {
     let mut waiting = Service {
         child: home.command(&args).stderr(Stdio::piped()).spawn().unwrap(),
         socket: String::new(),
+        http: None,
     };
     // By then it has made the first device, and waits for the second.
     let mut line = String::new();
@@ -471,6 +529,12 @@ fn serve_names_what_is_wrong_and_who_owns_the_arena() {
         (
             &["serve", "--socket", "./a", "-o", "socket=./b"],
             "./a is given",
+        ),
+        (&["serve", "--http", "0.0.0.0:9410"], "a proxy with TLS"),
+        (&["serve", "--http", "9410"], "an IP address with a port"),
+        (
+            &["serve", "--http", "127.0.0.1:0", "-o", "http=off"],
+            "127.0.0.1:0 is given",
         ),
         (&["serve", "-o", "socket_mode=0999"], "octal"),
         (&["serve", "-o", "socket_mode=432"], "octal"),
