@@ -5,8 +5,10 @@
 //! that nobody else has in the place of each [`Unshared`] socket of the child. The number stays
 //! taken: what the child drops later closes that, and not something else that got the number.
 
+use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 use rustix::event::EventfdFlags;
@@ -102,6 +104,20 @@ impl<T: AsFd> Unshared<T> {
         // SAFETY: what was read from is neither used nor dropped any more.
         let socket = unsafe { std::ptr::read(&raw const this.0) };
         Unshared(same(socket))
+    }
+}
+
+impl Unshared<UnixStream> {
+    /// Creates a connection within this process, and returns both of its ends.
+    ///
+    /// # Errors
+    ///
+    /// The error of the system, and the errors of [`Unshared::open`].
+    pub fn pair() -> io::Result<(Unshared<UnixStream>, Unshared<UnixStream>)> {
+        between_forks(|| {
+            let (one, other) = UnixStream::pair()?;
+            Ok((Unshared::new(one)?, Unshared::new(other)?))
+        })
     }
 }
 

@@ -22,7 +22,7 @@ use std::thread::JoinHandle;
 
 use kvdepot_arena::Error;
 use kvdepot_host::cpu;
-use kvdepot_host::fork::{Origin, Unshared, between_forks};
+use kvdepot_host::fork::{Origin, Unshared};
 use kvdepot_host::socket::{Bound, listen_tcp};
 use kvdepot_store::Config;
 use kvdepot_store::config::{HttpAddress, HttpConfig};
@@ -99,11 +99,7 @@ impl Http {
         let tokens = config.http.token_file.as_deref().map(Tokens::open);
         let site = Site::new(source, tokens.transpose()?, config.http.hosts.clone());
         let listening = Listening::at(address, config.socket_mode)?;
-        let (waker, woken) = between_forks(|| {
-            let (waker, woken) = UnixStream::pair()?;
-            Ok::<_, io::Error>((Unshared::new(waker)?, Unshared::new(woken)?))
-        })
-        .map_err(io)?;
+        let (waker, woken) = Unshared::pair().map_err(io)?;
         let mut running = Running {
             thread: None,
             waker,

@@ -27,7 +27,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvdepot_arena::{Error, clock};
-use kvdepot_host::fork::{Unshared, between_forks};
+use kvdepot_host::fork::Unshared;
 use kvdepot_host::peer::{Credentials, Process};
 use kvdepot_host::socket::{self, Bound, PassedSocket};
 use kvdepot_host::{cpu, dirs, limits, peer};
@@ -167,11 +167,7 @@ impl Server {
         };
         let http = http::start(config, core, about, &path).inspect_err(|_| bound.remove())?;
         let twin = Unshared::open(|| listener.try_clone()).map_err(io)?;
-        let (waker, woken) = between_forks(|| {
-            let (waker, woken) = UnixStream::pair()?;
-            Ok::<_, io::Error>((Unshared::new(waker)?, Unshared::new(woken)?))
-        })
-        .map_err(io)?;
+        let (waker, woken) = Unshared::pair().map_err(io)?;
         let stop = Arc::new(AtomicBool::new(false));
         let clients = Arc::new(Mutex::new(Clients::default()));
         let told = Arc::clone(&clients);

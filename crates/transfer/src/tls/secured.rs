@@ -3,12 +3,11 @@
 use std::fmt::Display;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
 use kvdepot_host::Condvar;
-use kvdepot_host::fork::{Unshared, between_forks};
+use kvdepot_host::fork::Unshared;
 use parking_lot::Mutex;
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
@@ -86,11 +85,7 @@ impl Secured {
         self: &Arc<Self>,
         talk: Talk,
     ) -> std::io::Result<(Unshared<OwnedFd>, Arc<Ended>)> {
-        let (inner, theirs) = between_forks(|| {
-            let (inner, theirs) = UnixStream::pair()?;
-            let (inner, theirs) = (Unshared::new(inner)?, Unshared::new(theirs)?);
-            Ok::<_, std::io::Error>((inner, theirs))
-        })?;
+        let (inner, theirs) = Unshared::pair()?;
         let ended = Arc::new(Ended::default());
         let pump = Pump::new(talk, theirs, Arc::clone(&ended));
         // Counted before it runs, so that whoever waits finds it.
