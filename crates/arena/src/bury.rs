@@ -48,11 +48,13 @@ impl Dying {
 }
 
 impl Arena {
-    /// Takes a block out of the index. The caller [buries](Arena::bury) it.
-    pub(crate) fn unpublish(&self, state: &mut State, slot: u32, dying: &mut Dying) {
-        if let Some(entry) = self.index.unpublish(slot, None) {
-            self.gone(state, slot, &entry, dying);
+    /// Takes a block out of the index; whether it was there. The caller [buries](Arena::bury) it.
+    pub(crate) fn unpublish(&self, state: &mut State, slot: u32, dying: &mut Dying) -> bool {
+        let entry = self.index.unpublish(slot, None);
+        if let Some(entry) = &entry {
+            self.gone(state, slot, entry, dying);
         }
+        entry.is_some()
     }
 
     /// Notes that a block is out of the index.
@@ -221,9 +223,10 @@ impl Arena {
     }
 
     /// Ends blocks that nobody asked for by their room: unpublishes those that these tokens name,
-    /// some at a time; how many there were. Pinned ones give their room back with the last pin.
-    pub(crate) fn drop_blocks(&self, tokens: &[Token], moving: bool) -> usize {
-        let mut count = 0;
+    /// some at a time. For each token, whether it named one: of equal tokens the first. Pinned ones
+    /// give their room back with the last pin.
+    pub(crate) fn drop_blocks(&self, tokens: &[Token], moving: bool) -> Vec<bool> {
+        let mut gone = Vec::with_capacity(tokens.len());
         for some in tokens.chunks(BATCH) {
             let mut state = self.state.lock();
             // From the first of them on those who need room wait for theirs.
@@ -233,18 +236,23 @@ impl Arena {
                 if at > 0 {
                     state.give_way();
                 }
-                let slots = self.live_slots(few);
-                count += slots.len();
+                let live = few.iter().enumerate();
+                let live = live.filter(|(_, token)| self.is_live(**token));
+                let mut live: Vec<(u32, usize)> =
+                    live.map(|(at, token)| (token.slot, at)).collect();
+                live.sort_unstable();
+                let first = gone.len();
+                gone.resize(first + few.len(), false);
                 state.roll.moving = moving;
-                for slot in slots {
-                    self.unpublish(&mut state, slot, &mut dying);
+                for (slot, at) in live {
+                    gone[first + at] = self.unpublish(&mut state, slot, &mut dying);
                 }
                 state.roll.moving = false;
             }
             self.bury(&mut state, dying);
             self.end_burial(&mut state, burial);
         }
-        count
+        gone
     }
 
     /// Takes from the medium when the blocks of these records were stored.

@@ -16,8 +16,17 @@ impl Arena {
     /// After the call, no crash can restore any of them. The call releases its locks from time to
     /// time.
     pub fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
+        count(&self.remove_each(namespace, keys))
+    }
+
+    /// Removes blocks by key, as [`Arena::remove`] does. Returns true for each key whose block this
+    /// call has removed; if a key is repeated, only for its first occurrence.
+    ///
+    /// However many keys it has, a call visits the removed blocks that are still pinned only once.
+    pub fn remove_each(&self, namespace: NamespaceId, keys: &[Key]) -> Vec<bool> {
         let some = keys.chunks(BATCH);
-        let count = some.map(|some| self.remove_some(namespace, some)).sum();
+        let removed = some.flat_map(|some| self.remove_some(namespace, some));
+        let removed: Vec<bool> = removed.collect();
         // Those that have left the index since they were looked for have been found.
         let lingers = !self.state.lock().lingering.is_empty();
         if lingers {
@@ -26,11 +35,11 @@ impl Arena {
             self.remove_lingering(&mut self.state.lock(), namespace, is_one);
         }
         self.await_forgotten();
-        count
+        removed
     }
 
-    fn remove_some(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
-        let mut tokens: Vec<Token> = Vec::new();
+    fn remove_some(&self, namespace: NamespaceId, keys: &[Key]) -> Vec<bool> {
+        let (mut found, mut tokens): (Vec<usize>, Vec<Token>) = (Vec::new(), Vec::new());
         {
             let mut state = self.state.lock();
             for (at, key) in keys.iter().enumerate() {
@@ -42,11 +51,16 @@ impl Arena {
                 self.remove_copies(reserved.into_iter());
                 if let Some(slot) = self.index.find(number, key) {
                     self.index.set_removed(slot);
+                    found.push(at);
                     tokens.push(self.place(slot).token);
                 }
             }
         }
-        self.drop_blocks(&tokens, false)
+        let mut removed = vec![false; keys.len()];
+        for (at, gone) in found.into_iter().zip(self.drop_blocks(&tokens, false)) {
+            removed[at] = gone;
+        }
+        removed
     }
 
     /// Removes every block of a namespace, as [`Arena::remove`] does. Returns the number of removed
@@ -64,7 +78,7 @@ impl Arena {
             }
             self.remove_lingering(&mut state, namespace, |_| true);
         }
-        let (mut count, mut at) = (0, Some(0));
+        let (mut blocks, mut at) = (0, Some(0));
         while let Some(from) = at {
             let mut tokens: Vec<Token> = Vec::new();
             // What is put meanwhile comes after the removal, or is removed as well.
@@ -86,10 +100,10 @@ impl Arena {
                 }
             }
             drop(state);
-            count += self.drop_blocks(&tokens, false);
+            blocks += count(&self.drop_blocks(&tokens, false));
         }
         self.await_forgotten();
-        count
+        blocks
     }
 
     /// Sees to it that copies of removed blocks that are being written are not published. (A put
@@ -120,7 +134,7 @@ impl Arena {
 
     /// Unpublishes blocks, if the tokens still name them. Returns the number of unpublished blocks.
     pub fn drop_these(&self, tokens: &[Token]) -> usize {
-        self.drop_blocks(tokens, false)
+        count(&self.drop_blocks(tokens, false))
     }
 
     /// Unpublishes corrupt blocks, if the tokens still name them. Returns the number of unpublished
@@ -135,15 +149,25 @@ impl Arena {
         count
     }
 
+    /// Whether a token names a published block.
+    pub(crate) fn is_live(&self, token: Token) -> bool {
+        let is_live = |entry: Entry| entry.stage == Stage::Live;
+        self.named(token).is_some_and(is_live)
+    }
+
     /// The slots of those tokens that name published blocks.
     pub(crate) fn live_slots(&self, tokens: &[Token]) -> Vec<u32> {
-        let is_live = |entry: Entry| entry.stage == Stage::Live;
-        let live = |token: &&Token| self.named(**token).is_some_and(is_live);
-        let mut slots: Vec<u32> = tokens.iter().filter(live).map(|token| token.slot).collect();
+        let live = tokens.iter().filter(|token| self.is_live(**token));
+        let mut slots: Vec<u32> = live.map(|token| token.slot).collect();
         slots.sort_unstable();
         slots.dedup();
         slots
     }
+}
+
+/// How many are true.
+fn count(flags: &[bool]) -> usize {
+    flags.iter().filter(|flag| **flag).count()
 }
 
 #[cfg(test)]

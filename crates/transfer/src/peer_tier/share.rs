@@ -322,10 +322,12 @@ impl Share {
         self.moving.remove(Removal::All(namespace), clear)
     }
 
+    /// Removes blocks; for each key, whether this call has removed one.
     pub(super) fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> Vec<bool> {
-        let one = |key: &Key| self.arena.remove(namespace, &[*key]) > 0;
         let what = Removal::Keys(namespace, keys.iter().copied().collect());
-        self.moving.remove(what, || keys.iter().map(one).collect())
+        // One call for all of them: each goes over the removed blocks that are still pinned.
+        let remove = || self.arena.remove_each(namespace, keys);
+        self.moving.remove(what, remove)
     }
 
     /// Some blocks from a slot on, and the slot where the next page begins.
@@ -355,5 +357,71 @@ impl Share {
             usage
         };
         self.arena.shares().into_iter().map(usage).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
+
+    fn key(number: u64) -> Key {
+        let mut key = [0; 32];
+        key[..8].copy_from_slice(&number.to_le_bytes());
+        Key(key)
+    }
+
+    /// A share with these blocks, each of which is pinned.
+    fn share_of(keys: &[Key]) -> Share {
+        let share = Share::open(("Peer", 0), None, (16 << 20, false)).unwrap();
+        let wanted = |key: &Key| Wanted {
+            key: *key,
+            len: 64,
+            parts: 1,
+            stamp: 0,
+            copy: false,
+            evict: true,
+        };
+        let reserved = share.reserve(OWN, NAMESPACE, keys.iter().map(wanted).collect());
+        for reserved in reserved {
+            assert!(share.commit(reserved.unwrap(), Checksum::default(), false));
+        }
+        let pinned = share.pin((OWN, &[]), NAMESPACE, keys);
+        assert!(pinned.iter().all(Option::is_some));
+        share
+    }
+
+    #[test]
+    fn a_removal_says_of_each_key_whether_it_has_removed_its_block() {
+        // More than an arena removes together.
+        const COUNT: u64 = 1500;
+        let all: Vec<Key> = (0..COUNT).chain([0, 1]).map(key).collect();
+        let is_stored = |number: u64| number.is_multiple_of(3);
+        let stored = (0..COUNT).filter(|number| is_stored(*number)).map(key);
+        let share = share_of(&stored.collect::<Vec<_>>());
+        let removed = share.remove(NAMESPACE, &all);
+        let mut wanted: Vec<bool> = (0..COUNT).map(is_stored).collect();
+        // A repeated key has been removed by then.
+        wanted.extend([false, false]);
+        assert_eq!(removed, wanted);
+        assert!(!share.remove(NAMESPACE, &all).contains(&true));
+    }
+
+    /// Work is counted in debug builds.
+    #[test]
+    #[cfg(debug_assertions)]
+    fn the_work_of_a_removal_of_pinned_blocks_grows_with_its_keys() {
+        use kvdepot_arena::held::work;
+
+        let cost = |count: u64| {
+            let keys: Vec<Key> = (0..count).map(key).collect();
+            let share = share_of(&keys);
+            let before = work().mine;
+            assert!(!share.remove(NAMESPACE, &keys).contains(&false));
+            work().mine - before
+        };
+        let (some, twice) = (cost(500), cost(1000));
+        assert!(some > 0 && 2 * twice < 5 * some, "{some}, {twice}");
     }
 }
