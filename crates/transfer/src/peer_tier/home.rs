@@ -4,14 +4,16 @@
 //! connections have ended. That is safe by then, as only connections reach the memory, and what was
 //! lent to it is withdrawn before the room is anybody else's.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
+use kvdepot_arena::held::TURN;
 use kvdepot_arena::parts::ENTRY;
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Refused, Reserved, Wanted};
 use kvdepot_media::Checksum;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::hosts::Hosts;
 use super::messages::{
@@ -32,16 +34,73 @@ const FORGOTTEN_MAX: usize = 4096;
 /// Most that read one pin: workers of one engine.
 const BORROWED_MAX: usize = 256;
 
+/// What all hosts have.
+type Guests = HashMap<[u8; 16], Guest>;
+
 /// What one host has.
 #[derive(Default)]
 struct Guest {
-    held: HashMap<Id, Hold>,
-    /// What it has given up that may still be made: calls, and names that are being published.
-    forgotten: VecDeque<Gone>,
+    held: BTreeMap<Id, Hold>,
+    /// The names of that, behind the calls that have made it.
+    made: BTreeSet<(u64, Id)>,
+    forgotten: Forgotten,
+}
+
+impl Guest {
+    fn hold(&mut self, id: Id, hold: Hold) {
+        self.made.insert((hold.call, id));
+        self.held.insert(id, hold);
+    }
+
+    fn take(&mut self, id: Id) -> Option<Hold> {
+        let hold = self.held.remove(&id)?;
+        self.made.remove(&(hold.call, id));
+        Some(hold)
+    }
+
+    /// Takes some of what these calls have made, as many as have a turn together; none where
+    /// nothing is left of them.
+    fn take_some_of(&mut self, calls: &[u64]) -> Vec<Hold> {
+        let some = made_by(&self.made, calls, TURN);
+        some.into_iter().filter_map(|id| self.take(id)).collect()
+    }
+}
+
+/// Names of what some calls have made, at most so many.
+fn made_by<C: Copy + Ord>(made: &BTreeSet<(C, Id)>, calls: &[C], most: usize) -> Vec<Id> {
+    let of = |call: &C| made.range((*call, Id::MIN)..=(*call, Id::MAX));
+    let all = calls.iter().flat_map(of).map(|(_, id)| *id);
+    all.take(most).collect()
+}
+
+/// What a guest has given up that may still be made: calls, and names that are being published.
+#[derive(Default)]
+struct Forgotten {
+    /// The first was given up first.
+    order: VecDeque<Gone>,
+    all: HashSet<Gone>,
+}
+
+impl Forgotten {
+    fn note(&mut self, gone: Gone) {
+        if !self.all.insert(gone) {
+            return;
+        }
+        self.order.push_back(gone);
+        if self.order.len() > FORGOTTEN_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.all.remove(&oldest);
+        }
+    }
+
+    fn has(&self, gone: Gone) -> bool {
+        self.all.contains(&gone)
+    }
 }
 
 /// What a guest has given up.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Gone {
     Call(u64),
     Name(Id),
@@ -51,7 +110,7 @@ enum Gone {
 struct Hold {
     lent: Lent,
     /// To those that the guest has told of its pin, each once.
-    borrowed: Vec<([u8; 16], Lent)>,
+    borrowed: BTreeMap<[u8; 16], Lent>,
     what: What,
     call: u64,
 }
@@ -79,7 +138,7 @@ pub(super) struct Home {
     share: Arc<Share>,
     engine: OnceLock<Weak<Engine>>,
     hosts: OnceLock<Weak<Hosts>>,
-    guests: Mutex<HashMap<[u8; 16], Guest>>,
+    guests: Mutex<Guests>,
     next: AtomicU64,
 }
 
@@ -114,6 +173,14 @@ impl Home {
         drop(guests);
     }
 
+    /// Works for one turn of a call's keys under the lock, which those that wait for it get next.
+    fn turn<R>(&self, work: impl FnOnce(&mut Guests) -> R) -> R {
+        let mut guests = self.guests.lock();
+        let done = work(&mut guests);
+        MutexGuard::unlock_fair(guests);
+        done
+    }
+
     fn lend(&self, guest: [u8; 16], place: &Place, rights: Rights) -> Option<Lent> {
         let engine = self.engine.get()?.upgrade()?;
         let buffers = self.share.buffers(place, 0, place.len).ok()?;
@@ -124,18 +191,18 @@ impl Home {
     fn keep(&self, guest: [u8; 16], hold: Hold) -> Option<Id> {
         let mut guests = self.guests.lock();
         let of = guests.entry(guest).or_default();
-        if of.held.len() >= HELD_MAX || of.forgotten.contains(&Gone::Call(hold.call)) {
+        if of.held.len() >= HELD_MAX || of.forgotten.has(Gone::Call(hold.call)) {
             drop(guests);
             drop(hold);
             return None;
         }
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        of.held.insert(id, hold);
+        of.hold(id, hold);
         Some(id)
     }
 
     fn take(&self, guest: [u8; 16], id: Id) -> Option<Hold> {
-        self.guests.lock().get_mut(&guest)?.held.remove(&id)
+        self.guests.lock().get_mut(&guest)?.take(id)
     }
 
     fn pin(
@@ -156,7 +223,7 @@ impl Home {
             let what = What::Pin(pin);
             let hold = Hold {
                 lent,
-                borrowed: Vec::new(),
+                borrowed: BTreeMap::new(),
                 what,
                 call,
             };
@@ -190,7 +257,7 @@ impl Home {
             let what = What::New(reserved);
             let hold = Hold {
                 lent,
-                borrowed: Vec::new(),
+                borrowed: BTreeMap::new(),
                 what,
                 call,
             };
@@ -229,18 +296,18 @@ impl Home {
         let number = lent.number();
         let hold = Hold {
             lent,
-            borrowed: Vec::new(),
+            borrowed: BTreeMap::new(),
             what,
             call,
         };
         let mut guests = self.guests.lock();
         let of = guests.entry(guest).or_default();
-        if of.forgotten.contains(&Gone::Name(written.id)) {
+        if of.forgotten.has(Gone::Name(written.id)) {
             drop(guests);
             drop(hold);
             return None;
         }
-        of.held.insert(written.id, hold);
+        of.hold(written.id, hold);
         Some(number)
     }
 
@@ -251,42 +318,55 @@ impl Home {
         }
     }
 
+    /// Ends pins and reservations, and whatever those calls have made or will make. Other threads
+    /// get the lock after each turn.
     fn release(&self, guest: [u8; 16], ids: &[Id], calls: &[u64]) {
-        let mut ended = Vec::new();
-        {
-            let mut guests = self.guests.lock();
-            // Also of a guest that has nothing yet: what it has given up may still be made.
-            let of = guests.entry(guest).or_default();
-            for id in ids {
-                match of.held.remove(id) {
-                    Some(hold) => ended.push(hold),
-                    None => of.forgotten.push_back(Gone::Name(*id)),
-                }
-            }
-            if !calls.is_empty() {
-                let made = of.held.extract_if(|_, hold| calls.contains(&hold.call));
-                ended.extend(made.map(|(_, hold)| hold));
-                let calls = calls.iter().map(|call| Gone::Call(*call));
-                of.forgotten.extend(calls);
-            }
-            let over = of.forgotten.len().saturating_sub(FORGOTTEN_MAX);
-            of.forgotten.drain(..over);
+        for some in ids.chunks(TURN) {
+            let ended: Vec<Hold> = self.turn(|guests| {
+                // Also of a guest that has nothing yet: what it has given up may still be made.
+                let of = guests.entry(guest).or_default();
+                let end = |id: &Id| {
+                    let ended = of.take(*id);
+                    if ended.is_none() {
+                        of.forgotten.note(Gone::Name(*id));
+                    }
+                    ended
+                };
+                some.iter().filter_map(end).collect()
+            });
+            drop(ended);
         }
-        drop(ended);
+        for some in calls.chunks(TURN) {
+            self.turn(|guests| {
+                let of = guests.entry(guest).or_default();
+                let gone = some.iter().map(|call| Gone::Call(*call));
+                gone.for_each(|call| of.forgotten.note(call));
+            });
+            // From here on they make nothing more.
+            loop {
+                let made = self.turn(|guests| guests.entry(guest).or_default().take_some_of(some));
+                if made.is_empty() {
+                    break;
+                }
+                drop(made);
+            }
+        }
     }
 
     /// What did not verify there goes, unless it does here: then only its way was at fault. What
     /// has MACs behind it does not here, and goes, as only its readers know whether it is forged.
     fn discard(&self, guest: [u8; 16], ids: &[Id]) -> usize {
-        let places: Vec<Place> = {
-            let guests = self.guests.lock();
-            let held = guests.get(&guest).map(|of| &of.held);
-            let pin = |id: &Id| match &held?.get(id)?.what {
-                What::Pin(pin) => Some(pin.place),
-                What::New(_) => None,
-            };
-            ids.iter().filter_map(pin).collect()
-        };
+        let mut places: Vec<Place> = Vec::new();
+        for some in ids.chunks(TURN) {
+            self.turn(|guests| {
+                let held = guests.get(&guest).map(|of| &of.held);
+                let pin = |id: &Id| match &held?.get(id)?.what {
+                    What::Pin(pin) => Some(pin.place),
+                    What::New(_) => None,
+                };
+                places.extend(some.iter().filter_map(pin));
+            });
+        }
         // One whose pin ends meanwhile is another by its token.
         let wrong = places.iter().filter(|place| !self.share.verifies(place));
         let tokens: Vec<_> = wrong.map(|place| place.token).collect();
@@ -294,27 +374,40 @@ impl Home {
     }
 
     /// Lends a guest what another one has pinned and told it of. Under the lock, so that it is of
-    /// that pin and goes with it.
-    fn borrow(&self, guest: [u8; 16], holder: [u8; 16], ids: &[Id]) -> Vec<Option<u32>> {
-        let mut guests = self.guests.lock();
-        let mut held = guests.get_mut(&holder).map(|of| &mut of.held);
-        let mut one = |id: &Id| {
-            let hold = held.as_mut()?.get_mut(id)?;
-            let What::Pin(pin) = &hold.what else {
-                return None;
-            };
-            if let Some((_, lent)) = hold.borrowed.iter().find(|(who, _)| *who == guest) {
-                return Some(lent.number());
-            }
-            if hold.borrowed.len() >= BORROWED_MAX {
-                return None;
-            }
-            let lent = self.lend(guest, &pin.place, Rights::READ)?;
-            let number = lent.number();
-            hold.borrowed.push((guest, lent));
-            Some(number)
+    /// that pin and goes with it. Other threads get the lock after each turn.
+    fn borrow(
+        &self,
+        guest: [u8; 16],
+        holder: [u8; 16],
+        ids: impl Iterator<Item = Id>,
+    ) -> Vec<Option<u32>> {
+        let mut numbers = Vec::new();
+        let mut ids = ids.peekable();
+        while ids.peek().is_some() {
+            let some: Vec<Id> = ids.by_ref().take(TURN).collect();
+            self.turn(|guests| {
+                let mut held = guests.get_mut(&holder).map(|of| &mut of.held);
+                let one = |id: &Id| self.borrow_one(guest, held.as_mut()?.get_mut(id)?);
+                numbers.extend(some.iter().map(one));
+            });
+        }
+        numbers
+    }
+
+    fn borrow_one(&self, guest: [u8; 16], hold: &mut Hold) -> Option<u32> {
+        let What::Pin(pin) = &hold.what else {
+            return None;
         };
-        ids.iter().map(&mut one).collect()
+        if let Some(lent) = hold.borrowed.get(&guest) {
+            return Some(lent.number());
+        }
+        if hold.borrowed.len() >= BORROWED_MAX {
+            return None;
+        }
+        let lent = self.lend(guest, &pin.place, Rights::READ)?;
+        let number = lent.number();
+        hold.borrowed.insert(guest, lent);
+        Some(number)
     }
 
     /// Which of these blocks stay here: who asks will let go of its own.
@@ -386,7 +479,7 @@ impl Home {
             }
             Ask::Borrow { holder, ids } => {
                 bounded(ids.len())?;
-                Said::Lent(self.borrow(guest, holder, &ids))
+                Said::Lent(self.borrow(guest, holder, ids.into_iter()))
             }
             Ask::Describe { namespace, text } => {
                 self.share.arena().describe(NamespaceId(namespace), &text);
@@ -427,17 +520,276 @@ impl Answers for Home {
     }
 
     fn left(&self, initiator: [u8; 16]) {
-        let (guest, borrowed) = {
-            let mut guests = self.guests.lock();
+        let (guest, others) = self.turn(|guests| {
             let guest = guests.remove(&initiator);
-            let holds = guests.values_mut().flat_map(|of| of.held.values_mut());
-            let left = |hold: &mut Hold| {
-                let mine = hold.borrowed.extract_if(.., |(who, _)| *who == initiator);
-                mine.collect::<Vec<_>>()
-            };
-            (guest, holds.flat_map(left).collect::<Vec<_>>())
-        };
-        drop(borrowed);
+            (guest, guests.keys().copied().collect::<Vec<_>>())
+        });
         drop(guest);
+        for other in others {
+            let mut from: Bound<Id> = Bound::Unbounded;
+            loop {
+                let (lent, last) = self.turn(|guests| {
+                    let held = guests.get_mut(&other).map(|of| &mut of.held);
+                    let rest = held.map(|held| held.range_mut((from, Bound::Unbounded)).take(TURN));
+                    let (mut lent, mut last): (Vec<Lent>, Option<Id>) = (Vec::new(), None);
+                    for (id, hold) in rest.into_iter().flatten() {
+                        lent.extend(hold.borrowed.remove(&initiator));
+                        last = Some(*id);
+                    }
+                    (lent, last)
+                });
+                drop(lent);
+                match last {
+                    Some(id) => from = Bound::Excluded(id),
+                    None => break,
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::cmp;
+    use std::sync::atomic::AtomicUsize;
+    use std::time::Duration;
+
+    use kvdepot_arena::{TakesBack, Token};
+
+    use super::*;
+    use crate::config::Config;
+    use crate::peer_tier::share::OWN;
+
+    const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
+    const KEY: Key = Key([2; 32]);
+    const OTHER: [u8; 16] = [3; 16];
+    const CALL: u64 = 7;
+
+    const ALL: usize = 1000;
+    /// Far more than a turn has, and far fewer than all.
+    const MOST: usize = 300;
+
+    /// A home that has a block, and a guest that it may lend memory.
+    struct Scene {
+        home: Arc<Home>,
+        place: Place,
+        guest: [u8; 16],
+        _engines: [Arc<Engine>; 2],
+    }
+
+    impl Scene {
+        fn new() -> Scene {
+            let share = Arc::new(Share::open(("Peer", 0), None, (1 << 20, false)).unwrap());
+            let wanted = Wanted {
+                key: KEY,
+                len: 64,
+                parts: 1,
+                stamp: 0,
+                copy: false,
+                evict: true,
+            };
+            let reserved = share.reserve(OWN, NAMESPACE, vec![wanted]).pop();
+            let reserved = reserved.unwrap().unwrap();
+            let place = *reserved;
+            assert!(share.commit(reserved, Checksum::default(), false));
+            let engine = || {
+                let config = Config {
+                    local: false,
+                    rdma: Some(Vec::new()),
+                    // More than a machine stands still.
+                    timeout: Duration::from_secs(60),
+                    ..Config::default()
+                };
+                Arc::new(Engine::start(config).unwrap())
+            };
+            let (serves, asks) = (engine(), engine());
+            // From here on it has a session there.
+            asks.ping(serves.address().unwrap()).unwrap();
+            let home = Arc::new(Home::new("a", &share).unwrap());
+            home.serve_by(&serves);
+            Scene {
+                home,
+                place,
+                guest: asks.initiator,
+                _engines: [serves, asks],
+            }
+        }
+
+        /// Something that the guest has from then on.
+        fn hold(&self, what: What, call: u64) -> Id {
+            let lent = self.home.lend(self.guest, &self.place, Rights::READ);
+            let hold = Hold {
+                lent: lent.unwrap(),
+                borrowed: BTreeMap::new(),
+                what,
+                call,
+            };
+            self.home.keep(self.guest, hold).unwrap()
+        }
+
+        fn pins(&self, count: usize) -> Vec<Id> {
+            let pin = |_| {
+                let place = self.home.share.hold(NAMESPACE, KEY).unwrap();
+                self.hold(What::Pin(self.home.pinned(place)), CALL)
+            };
+            (0..count).map(pin).collect()
+        }
+    }
+
+    /// The most that has changed between two looks.
+    #[derive(Default)]
+    struct Steps {
+        last: AtomicUsize,
+        most: AtomicUsize,
+    }
+
+    impl Steps {
+        fn look(&self, now: usize) {
+            let step = self.last.swap(now, Ordering::Relaxed).abs_diff(now);
+            self.most.fetch_max(step, Ordering::Relaxed);
+        }
+
+        fn assert_turns(&self) {
+            let most = self.most.load(Ordering::Relaxed);
+            assert!((1..MOST).contains(&most), "{most} under one lock");
+        }
+    }
+
+    /// Looks, whenever a reservation ends, how much the guest has left.
+    struct Looks {
+        home: Weak<Home>,
+        guest: [u8; 16],
+        steps: Steps,
+    }
+
+    impl TakesBack for Looks {
+        fn take_back(&self, _: Token) {
+            if let Some(home) = self.home.upgrade() {
+                let guests = home.guests.try_lock();
+                let guests = guests.expect("the lock is held while a reservation ends");
+                self.steps.look(guests[&self.guest].held.len());
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_host_gives_up_ends_in_turns_and_nothing_else_does() {
+        let scene = Scene::new();
+        let (home, guest) = (&scene.home, scene.guest);
+        for is_of_a_call in [false, true] {
+            let looks = Arc::new(Looks {
+                home: Arc::downgrade(home),
+                guest,
+                steps: Steps::default(),
+            });
+            let hold = |call| {
+                let whose = Arc::clone(&looks) as Arc<dyn TakesBack>;
+                scene.hold(What::New(Reserved::new(whose, scene.place)), call)
+            };
+            let stays = hold(CALL + 1);
+            let ids: Vec<Id> = (0..ALL).map(|_| hold(CALL)).collect();
+            looks.steps.last.store(ALL + 1, Ordering::Relaxed);
+            match is_of_a_call {
+                true => home.release(guest, &[], &[CALL - 1, CALL, CALL]),
+                false => home.release(guest, &ids, &[]),
+            }
+            looks.steps.assert_turns();
+            let left = home.guests.lock()[&guest].held.len();
+            assert_eq!(left, 1);
+            home.release(guest, &[stays], &[]);
+            let guests = home.guests.lock();
+            assert!(guests[&guest].held.is_empty() && guests[&guest].made.is_empty());
+        }
+        // What the call makes later ends with its value.
+        let lent = home.lend(guest, &scene.place, Rights::READ).unwrap();
+        let place = home.share.hold(NAMESPACE, KEY).unwrap();
+        let hold = Hold {
+            lent,
+            borrowed: BTreeMap::new(),
+            what: What::Pin(home.pinned(place)),
+            call: CALL,
+        };
+        assert!(home.keep(guest, hold).is_none());
+        assert_eq!(home.share.arena().stats().pinned_blocks, 0);
+    }
+
+    #[test]
+    fn a_call_that_borrows_lets_others_have_their_turn_between_its_pins() {
+        let scene = Scene::new();
+        let (home, guest) = (&scene.home, scene.guest);
+        let ids = scene.pins(ALL);
+        let steps = Steps::default();
+        let looked = ids.iter().copied().inspect(|_| {
+            let guests = home.guests.try_lock();
+            let guests = guests.expect("the lock is held for all pins");
+            let held = guests[&guest].held.values();
+            steps.look(held.filter(|hold| !hold.borrowed.is_empty()).count());
+        });
+        let lent = home.borrow(guest, guest, looked);
+        steps.look(lent.iter().flatten().count());
+        steps.assert_turns();
+        assert!(lent.len() == ALL && !lent.contains(&None));
+        let again = home.borrow(guest, guest, ids.into_iter());
+        assert_eq!(again, lent, "each is lent once");
+    }
+
+    #[test]
+    fn what_a_host_has_borrowed_ends_with_its_connections() {
+        let scene = Scene::new();
+        let (home, guest) = (&scene.home, scene.guest);
+        let ids = scene.pins(ALL);
+        // As if another one had pinned them.
+        let pinned = home.guests.lock().remove(&guest).unwrap();
+        home.guests.lock().insert(OTHER, pinned);
+        let lent = home.borrow(guest, OTHER, ids.into_iter());
+        assert!(lent.len() == ALL && !lent.contains(&None));
+        home.left(guest);
+        let guests = home.guests.lock();
+        let held = &guests[&OTHER].held;
+        assert!(held.len() == ALL && held.values().all(|hold| hold.borrowed.is_empty()));
+    }
+
+    thread_local! {
+        static COMPARED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    /// The number of a call, which counts comparisons.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    struct Call(u64);
+
+    impl Ord for Call {
+        fn cmp(&self, other: &Call) -> cmp::Ordering {
+            COMPARED.set(COMPARED.get() + 1);
+            self.0.cmp(&other.0)
+        }
+    }
+
+    impl PartialOrd for Call {
+        fn partial_cmp(&self, other: &Call) -> Option<cmp::Ordering> {
+            Some(self.cmp(other))
+        }
+    }
+
+    #[test]
+    fn what_a_call_has_made_is_found_without_a_look_at_all_that_is_held() {
+        const HELD: u64 = 10_000;
+        let made = (0..HELD).map(|id| (Call(id / 10), id)).collect();
+        COMPARED.set(0);
+        let found = made_by(&made, &[Call(7), Call(HELD), Call(900)], 15);
+        assert_eq!(found, Vec::from_iter((70..80).chain(9000..9005)));
+        let compared = COMPARED.get();
+        assert!(compared < 1000, "{compared} comparisons");
+    }
+
+    #[test]
+    fn what_was_given_up_last_is_remembered() {
+        let mut forgotten = Forgotten::default();
+        let all = FORGOTTEN_MAX as u64 + 10;
+        (0..all).for_each(|call| forgotten.note(Gone::Call(call)));
+        // Nothing more has to go for what is known.
+        forgotten.note(Gone::Call(all - 1));
+        assert!(!forgotten.has(Gone::Call(9)) && forgotten.has(Gone::Call(10)));
+        assert!(forgotten.has(Gone::Call(all - 1)) && !forgotten.has(Gone::Name(10)));
     }
 }
