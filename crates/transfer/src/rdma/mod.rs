@@ -69,6 +69,16 @@ impl Fabric {
         Ok(Some(fabric).filter(|fabric| !fabric.devices.is_empty()))
     }
 
+    /// With a device that is open.
+    #[cfg(test)]
+    pub(crate) fn of(device: Arc<Device>) -> Result<Fabric, verbs::Error> {
+        let port = device.port(Choice::default())?;
+        Ok(Fabric {
+            devices: vec![(device, port)],
+            regions: Mutex::default(),
+        })
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.devices.len()
     }

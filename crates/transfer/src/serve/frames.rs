@@ -38,8 +38,10 @@ pub(super) fn serve(house: &House, session: &Session, served: &Served) {
         };
         if error.kind() == io::ErrorKind::InvalidData {
             house.counts.frames.fetch_add(1, Ordering::Relaxed);
-            let peer = served.line.peer();
-            tracing::warn!(%peer, %error, "malformed frame; closing connection");
+            if let Some(unsaid) = house.malformed.may_say() {
+                let peer = served.line.peer();
+                tracing::warn!(%peer, %error, unsaid, "malformed frame; closing connection");
+            }
         }
         return;
     }
@@ -265,7 +267,10 @@ impl Frames<'_> {
 
     fn join(&self, head: &Head, asked: Asked) -> io::Result<()> {
         let ends = self.hear_body(asked)?;
-        self.far(head, |fabric, session| session.join(fabric, &ends))
+        let failures = &self.house.unjoined;
+        self.far(head, |fabric, session| {
+            session.join(fabric, &ends, failures)
+        })
     }
 
     /// Answers what devices of this end are asked, where there are any.

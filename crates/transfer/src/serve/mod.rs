@@ -112,8 +112,11 @@ pub(crate) struct House {
     served: Mutex<Vec<Arc<Served>>>,
     connections: AtomicUsize,
     is_closing: AtomicBool,
-    /// Lines of the log about connections that are refused.
+    /// Lines of the log about connections that are refused, about those that end by a malformed
+    /// frame, and about devices that are not joined.
     refusals: EachMinute,
+    malformed: EachMinute,
+    unjoined: EachMinute,
 }
 
 impl House {
@@ -297,6 +300,8 @@ impl Server {
             connections: AtomicUsize::new(0),
             is_closing: AtomicBool::new(false),
             refusals: EachMinute::default(),
+            malformed: EachMinute::default(),
+            unjoined: EachMinute::default(),
         });
         let listener = Arc::new(listener);
         let (its, theirs) = (Arc::clone(&listener), Arc::clone(&house));

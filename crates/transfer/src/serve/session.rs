@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use kvdepot_host::EachMinute;
 use parking_lot::Mutex;
 
 use super::served::Served;
@@ -75,8 +76,13 @@ impl Session {
     }
 
     /// Connects devices of both ends, in the place of those that were before; what the initiator
-    /// has to know.
-    pub(super) fn join(&self, fabric: &Fabric, ends: &[u8]) -> Option<Vec<u8>> {
+    /// has to know. `failures` limits the lines of the log.
+    pub(super) fn join(
+        &self,
+        fabric: &Fabric,
+        ends: &[u8],
+        failures: &EachMinute,
+    ) -> Option<Vec<u8>> {
         let mut far = self.far.lock();
         // Nothing that was asked of them before arrives any more.
         far.joined = None;
@@ -85,8 +91,10 @@ impl Session {
         }
         let joined = Joined::new(fabric, ends);
         let joined = joined.inspect_err(|error| {
-            tracing::warn!(%error,
-                "RDMA connection from another host failed; using TCP")
+            if let Some(unsaid) = failures.may_say() {
+                tracing::warn!(%error, unsaid,
+                    "RDMA connection from another host failed; using TCP");
+            }
         });
         let (joined, said) = joined.ok()?;
         far.joined = Some(joined);
@@ -153,5 +161,32 @@ impl Session {
     pub(super) fn is_left(&self, now: Instant, long: Duration) -> bool {
         let left = self.lanes.lock().left;
         left.is_some_and(|left| now.saturating_duration_since(left) >= long)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_testkit::log::Log;
+
+    use super::*;
+    use crate::verbs::ENDPOINT_LEN;
+    use crate::verbs::tests::double;
+
+    #[test]
+    fn devices_that_are_not_joined_are_one_line_a_minute() {
+        let fabric = Fabric::of(double::open("double0")).unwrap();
+        let (session, failures) = (Session::new([7; 16]), EachMinute::default());
+        let (log, begun) = (Log::default(), Instant::now());
+        tracing::subscriber::with_default(log.clone(), || {
+            for _ in 0..100 {
+                // Not the end of a queue pair.
+                let joined = session.join(&fabric, &[0xFF; ENDPOINT_LEN], &failures);
+                assert!(joined.is_none());
+            }
+        });
+        let lines = log.lines_with("RDMA connection from another host failed");
+        // A machine that stands still for a minute has a second line.
+        let most = 1 + begun.elapsed().as_secs() / 60;
+        assert!((1..=most).contains(&(lines.len() as u64)), "{lines:?}");
     }
 }

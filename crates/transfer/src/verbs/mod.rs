@@ -32,7 +32,7 @@ mod queue;
 mod region;
 mod request;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use device::{Device, devices};
 pub(crate) use endpoint::{ENDPOINT_LEN, Endpoint};

@@ -419,6 +419,14 @@ fn strangers_that_have_said_hello_keep_nobody_out() {
     });
 }
 
+/// Asserts that the log has a line with `what`, and no second one within a minute.
+fn is_one_line_a_minute(log: &Log, what: &str, begun: Instant) {
+    let lines = log.lines_with(what);
+    // A machine that stands still for a minute has a second line.
+    let most = 1 + begun.elapsed().as_secs() / 60;
+    assert!((1..=most).contains(&(lines.len() as u64)), "{lines:?}");
+}
+
 #[test]
 fn strangers_that_are_refused_are_one_line_a_minute() {
     const EACH: usize = 100;
@@ -448,9 +456,26 @@ fn strangers_that_are_refused_are_one_line_a_minute() {
         until("all are refused", || {
             target.stats().refused_greetings >= 3 * EACH as u64
         });
-        let lines = log.lines_with("message: ");
-        // A machine that stands still for a minute has a second line.
-        let most = 1 + begun.elapsed().as_secs() / 60;
-        assert!((1..=most).contains(&(lines.len() as u64)), "{lines:?}");
+        is_one_line_a_minute(&log, "message: ", begun);
+    });
+}
+
+#[test]
+fn malformed_frames_are_one_line_a_minute() {
+    const COUNT: u32 = 100;
+    alone("malformed_frames_are_one_line_a_minute", || {
+        let target = engine_of(with_token());
+        let address = target.address().unwrap();
+        let (log, begun) = (Log::default(), Instant::now());
+        tracing::subscriber::set_global_default(log.clone()).unwrap();
+        for lane in 0..COUNT {
+            let mut raw = Raw::greet(address, lane, [9; 16], TOKEN);
+            // A verb that there is not.
+            raw.send(Head::new(255, 0, 0), &[]);
+            // It is logged before the end of its connection.
+            assert!(raw.answer().is_none());
+        }
+        assert_eq!(target.stats().malformed_frames, u64::from(COUNT));
+        is_one_line_a_minute(&log, "malformed frame; closing connection", begun);
     });
 }

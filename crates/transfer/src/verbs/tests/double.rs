@@ -69,7 +69,7 @@ pub(super) fn note(event: &'static str) {
 }
 
 /// One of its devices, `double0` or `double1`.
-pub(super) fn open(name: &str) -> Arc<Device> {
+pub(crate) fn open(name: &str) -> Arc<Device> {
     Device::open_by(Arc::new(functions()), name).unwrap()
 }
 

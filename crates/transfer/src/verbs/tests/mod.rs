@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 mod absent;
-mod double;
+pub(crate) mod double;
 mod guest;
 mod lanes;
 mod regions;
