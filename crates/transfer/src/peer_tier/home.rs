@@ -9,7 +9,7 @@ use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use kvdepot_arena::held::TURN;
+use kvdepot_arena::held::turn_len;
 use kvdepot_arena::parts::ENTRY;
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Refused, Reserved, Wanted};
 use kvdepot_media::Checksum;
@@ -61,7 +61,7 @@ impl Guest {
     /// Takes some of what these calls have made, as many as have a turn together; none where
     /// nothing is left of them.
     fn take_some_of(&mut self, calls: &[u64]) -> Vec<Hold> {
-        let some = made_by(&self.made, calls, TURN);
+        let some = made_by(&self.made, calls, turn_len());
         some.into_iter().filter_map(|id| self.take(id)).collect()
     }
 }
@@ -321,7 +321,7 @@ impl Home {
     /// Ends pins and reservations, and whatever those calls have made or will make. Other threads
     /// get the lock after each turn.
     fn release(&self, guest: [u8; 16], ids: &[Id], calls: &[u64]) {
-        for some in ids.chunks(TURN) {
+        for some in ids.chunks(turn_len()) {
             let ended: Vec<Hold> = self.turn(|guests| {
                 // Also of a guest that has nothing yet: what it has given up may still be made.
                 let of = guests.entry(guest).or_default();
@@ -336,7 +336,7 @@ impl Home {
             });
             drop(ended);
         }
-        for some in calls.chunks(TURN) {
+        for some in calls.chunks(turn_len()) {
             self.turn(|guests| {
                 let of = guests.entry(guest).or_default();
                 let gone = some.iter().map(|call| Gone::Call(*call));
@@ -357,7 +357,7 @@ impl Home {
     /// has MACs behind it does not here, and goes, as only its readers know whether it is forged.
     fn discard(&self, guest: [u8; 16], ids: &[Id]) -> usize {
         let mut places: Vec<Place> = Vec::new();
-        for some in ids.chunks(TURN) {
+        for some in ids.chunks(turn_len()) {
             self.turn(|guests| {
                 let held = guests.get(&guest).map(|of| &of.held);
                 let pin = |id: &Id| match &held?.get(id)?.what {
@@ -384,7 +384,7 @@ impl Home {
         let mut numbers = Vec::new();
         let mut ids = ids.peekable();
         while ids.peek().is_some() {
-            let some: Vec<Id> = ids.by_ref().take(TURN).collect();
+            let some: Vec<Id> = ids.by_ref().take(turn_len()).collect();
             self.turn(|guests| {
                 let mut held = guests.get_mut(&holder).map(|of| &mut of.held);
                 let one = |id: &Id| self.borrow_one(guest, held.as_mut()?.get_mut(id)?);
@@ -420,27 +420,20 @@ impl Home {
         })
     }
 
-    fn say(&self, guest: [u8; 16], ask: Ask) -> Option<Said> {
-        Some(match ask {
-            Ask::Contains(keys) => {
-                bounded(keys.keys.len())?;
-                Said::Flags(self.share.contains(keys.id(), &keys.keys()))
-            }
+    fn say(&self, guest: [u8; 16], ask: Ask) -> Said {
+        match ask {
+            Ask::Contains(keys) => Said::Flags(self.share.contains(keys.id(), &keys.keys())),
             Ask::Pin {
                 keys,
                 call,
                 macs,
                 used,
-            } => {
-                bounded(keys.keys.len())?;
-                Said::Pinned(self.pin(guest, (&keys, &used), call, macs))
-            }
+            } => Said::Pinned(self.pin(guest, (&keys, &used), call, macs)),
             Ask::Reserve {
                 namespace,
                 call,
                 blocks,
             } => {
-                bounded(blocks.len())?;
                 let namespace = NamespaceId(namespace);
                 Said::Reserved(self.reserve(guest, namespace, call, &blocks))
             }
@@ -473,24 +466,14 @@ impl Home {
                 };
                 Said::Namespaces(all.map(row).collect())
             }
-            Ask::Keeps(keys) => {
-                bounded(keys.keys.len())?;
-                Said::Flags(self.keeps(keys.id(), &keys.keys()))
-            }
-            Ask::Borrow { holder, ids } => {
-                bounded(ids.len())?;
-                Said::Lent(self.borrow(guest, holder, ids.into_iter()))
-            }
+            Ask::Keeps(keys) => Said::Flags(self.keeps(keys.id(), &keys.keys())),
+            Ask::Borrow { holder, ids } => Said::Lent(self.borrow(guest, holder, ids.into_iter())),
             Ask::Describe { namespace, text } => {
                 self.share.arena().describe(NamespaceId(namespace), &text);
                 Said::Done
             }
-        })
+        }
     }
-}
-
-fn bounded(count: usize) -> Option<()> {
-    (count <= KEYS_MAX).then_some(())
 }
 
 pub(super) fn wanted_of(block: &Block) -> Wanted {
@@ -515,7 +498,9 @@ pub(super) fn why_of(refused: Refused) -> Why {
 
 impl Answers for Home {
     fn answer(&self, initiator: [u8; 16], call: &[u8]) -> Option<Vec<u8>> {
-        let said = self.say(initiator, decode(call)?)?;
+        let ask: Ask = decode(call)?;
+        // Whatever is asked, before any of it is done.
+        let said = ask.is_bounded().then(|| self.say(initiator, ask))?;
         encode(&said)
     }
 
@@ -530,7 +515,8 @@ impl Answers for Home {
             loop {
                 let (lent, last) = self.turn(|guests| {
                     let held = guests.get_mut(&other).map(|of| &mut of.held);
-                    let rest = held.map(|held| held.range_mut((from, Bound::Unbounded)).take(TURN));
+                    let rest =
+                        held.map(|held| held.range_mut((from, Bound::Unbounded)).take(turn_len()));
                     let (mut lent, mut last): (Vec<Lent>, Option<Id>) = (Vec::new(), None);
                     for (id, hold) in rest.into_iter().flatten() {
                         lent.extend(hold.borrowed.remove(&initiator));
@@ -578,21 +564,26 @@ mod tests {
         _engines: [Arc<Engine>; 2],
     }
 
+    /// A home that has a block, and where that is.
+    fn home() -> (Arc<Home>, Place) {
+        let share = Arc::new(Share::open(("Peer", 0), None, (1 << 20, false)).unwrap());
+        let wanted = Wanted {
+            key: KEY,
+            len: 64,
+            parts: 1,
+            stamp: 0,
+            copy: false,
+            evict: true,
+        };
+        let reserved = share.reserve(OWN, NAMESPACE, vec![wanted]).pop();
+        let reserved = reserved.unwrap().unwrap();
+        let place = *reserved;
+        assert!(share.commit(reserved, Checksum::default(), false));
+        (Arc::new(Home::new("a", &share).unwrap()), place)
+    }
+
     impl Scene {
         fn new() -> Scene {
-            let share = Arc::new(Share::open(("Peer", 0), None, (1 << 20, false)).unwrap());
-            let wanted = Wanted {
-                key: KEY,
-                len: 64,
-                parts: 1,
-                stamp: 0,
-                copy: false,
-                evict: true,
-            };
-            let reserved = share.reserve(OWN, NAMESPACE, vec![wanted]).pop();
-            let reserved = reserved.unwrap().unwrap();
-            let place = *reserved;
-            assert!(share.commit(reserved, Checksum::default(), false));
             let engine = || {
                 let config = Config {
                     local: false,
@@ -606,7 +597,7 @@ mod tests {
             let (serves, asks) = (engine(), engine());
             // From here on it has a session there.
             asks.ping(serves.address().unwrap()).unwrap();
-            let home = Arc::new(Home::new("a", &share).unwrap());
+            let (home, place) = home();
             home.serve_by(&serves);
             Scene {
                 home,
@@ -791,5 +782,86 @@ mod tests {
         forgotten.note(Gone::Call(all - 1));
         assert!(!forgotten.has(Gone::Call(9)) && forgotten.has(Gone::Call(10)));
         assert!(forgotten.has(Gone::Call(all - 1)) && !forgotten.has(Gone::Name(10)));
+    }
+
+    /// Questions of each verb that has lists, with so many in one of them.
+    fn questions(count: usize) -> Vec<Ask> {
+        let namespace = NAMESPACE.0;
+        let keys = |count| Keys {
+            namespace,
+            keys: vec![KEY.0; count],
+        };
+        let pin = |keys, used| Ask::Pin {
+            keys,
+            call: 1,
+            macs: 0,
+            used,
+        };
+        let release = |ids, calls| Ask::Release { ids, calls };
+        let block = Block {
+            key: KEY.0,
+            len: 64,
+            parts: 1,
+            copy: false,
+            evict: true,
+            stamp: 0,
+        };
+        let written = Written {
+            id: 9,
+            checksum: [0; 16],
+            tail: Vec::new(),
+        };
+        let names = || vec![9; count];
+        vec![
+            Ask::Contains(keys(count)),
+            pin(keys(count), Vec::new()),
+            pin(keys(0), names()),
+            Ask::Reserve {
+                namespace,
+                call: 1,
+                blocks: vec![block; count],
+            },
+            Ask::Commit {
+                blocks: vec![written; count],
+                pinned: false,
+            },
+            release(names(), Vec::new()),
+            release(Vec::new(), names()),
+            Ask::Discard(names()),
+            Ask::Keeps(keys(count)),
+            Ask::Borrow {
+                holder: OTHER,
+                ids: names(),
+            },
+            Ask::Remove(keys(count)),
+        ]
+    }
+
+    #[test]
+    fn questions_of_too_much_fail_whatever_their_verb() {
+        let (home, _) = home();
+        let answers = |ask: &Ask| home.answer(OTHER, &encode(ask).unwrap()).is_some();
+        let each = |count| questions(count).iter().map(answers).collect::<Vec<bool>>();
+        assert!(!each(KEYS_MAX + 1).contains(&true), "each of them fails");
+        let is_there = || home.share.contains(NAMESPACE, &[KEY]) == [true];
+        assert!(is_there(), "nothing of it is done");
+        assert!(!each(KEYS_MAX).contains(&false), "each of them is answered");
+        assert!(!is_there());
+        let namespace = NAMESPACE.0;
+        let others = [
+            Ask::Clear(namespace),
+            Ask::List {
+                namespace,
+                from: 0,
+                limit: u32::MAX,
+            },
+            Ask::Namespaces,
+            Ask::Describe {
+                namespace,
+                text: "a".to_owned(),
+            },
+            Ask::Name,
+        ];
+        assert!(others.iter().all(answers));
     }
 }

@@ -358,12 +358,17 @@ pub(super) fn discard(common: &Arc<Common>, places: &[Place], reply: Reply<usize
         }
     }
     let count = common.share.arena().discard(&own);
+    let mut asked: Vec<(Arc<Target>, Vec<Id>)> = Vec::new();
+    for (target, ids) in far.into_values() {
+        let some = ids.chunks(KEYS_MAX).map(<[Id]>::to_vec);
+        asked.extend(some.map(|some| (Arc::clone(&target), some)));
+    }
     let done = move |said: Vec<Option<usize>>| {
         if let Some(said) = said.into_iter().collect::<Option<Vec<_>>>() {
             reply.answer(count + said.into_iter().sum::<usize>());
         }
     };
-    for (slot, (target, ids)) in gather(far.len(), done).into_iter().zip(far.into_values()) {
+    for (slot, (target, ids)) in gather(asked.len(), done).into_iter().zip(asked) {
         target.ask(Ask::Discard(ids), move |said| {
             slot.say(match said {
                 Some((Said::Count(count), _)) => Some(count as usize),

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 /// Another version is not understood, and not answered.
 const VERSION: u8 = 2;
 
-/// Most keys of one question: what a home pins and reserves for one host at a time is bounded.
+/// Most keys, blocks, names or numbers of calls of one question: what a home does for one host at a
+/// time is bounded.
 pub(super) const KEYS_MAX: usize = 16_384;
 
 /// Most bytes behind a payload, a table and MACs of as many parts as a block may have.
@@ -68,6 +69,26 @@ pub(super) enum Ask {
     },
     /// Which host it is: its address may have been another one's.
     Name,
+}
+
+impl Ask {
+    /// Whether none of its lists is longer than a home answers.
+    pub(super) fn is_bounded(&self) -> bool {
+        let longest = match self {
+            Ask::Contains(keys) | Ask::Remove(keys) | Ask::Keeps(keys) => keys.keys.len(),
+            Ask::Pin { keys, used, .. } => keys.keys.len().max(used.len()),
+            Ask::Reserve { blocks, .. } => blocks.len(),
+            Ask::Commit { blocks, .. } => blocks.len(),
+            Ask::Release { ids, calls } => ids.len().max(calls.len()),
+            Ask::Discard(ids) | Ask::Borrow { ids, .. } => ids.len(),
+            Ask::Clear(_)
+            | Ask::List { .. }
+            | Ask::Namespaces
+            | Ask::Describe { .. }
+            | Ask::Name => 0,
+        };
+        longest <= KEYS_MAX
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

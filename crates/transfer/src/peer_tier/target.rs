@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::desk::Desk;
-use super::messages::{Ask, Id, Said, decode, encode};
+use super::messages::{Ask, Id, KEYS_MAX, Said, decode, encode};
 use super::wire::Wire;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -20,9 +20,6 @@ const THREADS: usize = 2;
 /// How long a host that does not answer is left alone at first, and at most.
 const PAUSE_FIRST: Duration = Duration::from_millis(200);
 const PAUSE_MOST: Duration = Duration::from_secs(10);
-
-/// Names in one word that something is over.
-const RELEASED_MAX: usize = 16_384;
 
 /// What all hosts are asked by.
 pub(super) struct Net {
@@ -300,10 +297,8 @@ impl Target {
         let runs = self.desk.run(move || {
             let (ids, calls) = {
                 let mut owed = target.owed.lock();
-                let most = owed.ids.len().min(RELEASED_MAX);
-                let rest = owed.ids.split_off(most);
-                let ids = std::mem::replace(&mut owed.ids, rest);
-                (ids, std::mem::take(&mut owed.calls))
+                let ids = first_of(&mut owed.ids);
+                (ids, first_of(&mut owed.calls))
             };
             let word = Ask::Release {
                 ids: ids.clone(),
@@ -329,6 +324,12 @@ impl Target {
     pub(super) fn end(&self, deadline: Instant) {
         self.desk.end(deadline);
     }
+}
+
+/// Takes as many as one question may have.
+fn first_of(owed: &mut Vec<u64>) -> Vec<u64> {
+    let rest = owed.split_off(owed.len().min(KEYS_MAX));
+    std::mem::replace(owed, rest)
 }
 
 /// A pause, a quarter longer or shorter.
@@ -364,5 +365,28 @@ impl Drop for Far {
         if !self.is_over {
             self.target.release(self.id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_over_is_said_in_words_that_a_home_answers() {
+        let mut owed: Vec<u64> = (0..=2 * KEYS_MAX as u64).collect();
+        let all = owed.clone();
+        let mut said = Vec::new();
+        while !owed.is_empty() {
+            let word = Ask::Release {
+                ids: Vec::new(),
+                calls: first_of(&mut owed),
+            };
+            assert!(word.is_bounded());
+            if let Ask::Release { calls, .. } = word {
+                said.extend(calls);
+            }
+        }
+        assert_eq!(said, all);
     }
 }
