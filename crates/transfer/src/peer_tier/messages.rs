@@ -244,6 +244,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn version_and_limit_are_those_of_the_page() {
+        let page = include_str!("../../../../docs/design/transfer.md");
+        let (_, calls) = page.split_once("## Calls of the tier `Peer`").unwrap();
+        assert!(calls.contains(&format!("a version byte, {VERSION}, and")));
+        let limit = format!("{},{:03} keys", KEYS_MAX / 1000, KEYS_MAX % 1000);
+        assert!(calls.contains(&limit), "{limit}");
+    }
+
     proptest! {
         #[test]
         fn no_bytes_at_all_are_trouble(mut bytes in prop::collection::vec(any::<u8>(), 0..200)) {
