@@ -1,12 +1,10 @@
 //! Tokens that requests present. Their file is read again after each change.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use kvdepot_arena::Error;
 use kvdepot_host::EachMinute;
-use kvdepot_store::option::read_tokens;
+use kvdepot_store::option::{FileVersion, read_tokens};
 use parking_lot::Mutex;
 
 /// The option that names the file.
@@ -21,22 +19,19 @@ pub(super) struct Tokens {
 
 /// The file as it was read last.
 struct Known {
-    stamp: Stamp,
+    version: Option<FileVersion>,
     /// Hashes of the tokens: equal ones are compared in constant time.
     hashes: Vec<blake3::Hash>,
 }
-
-/// Modification time, length and number of a file; those of a new file differ.
-type Stamp = Option<(SystemTime, u64, u64)>;
 
 impl Tokens {
     /// Reads the file at `path`.
     pub(super) fn open(path: &Path) -> Result<Tokens, Error> {
         // First, so that a change during the read is noticed later.
-        let stamp = stamp_of(path);
+        let version = FileVersion::of(path);
         Ok(Tokens {
             known: Mutex::new(Known {
-                stamp,
+                version,
                 hashes: read(path)?,
             }),
             path: path.to_owned(),
@@ -49,10 +44,10 @@ impl Tokens {
     pub(super) fn admit(&self, presented: &[u8]) -> bool {
         let presented = blake3::hash(presented);
         let mut known = self.known.lock();
-        let stamp = stamp_of(&self.path);
-        if stamp != known.stamp {
+        let version = FileVersion::of(&self.path);
+        if version != known.version {
             match read(&self.path) {
-                Ok(hashes) => *known = Known { stamp, hashes },
+                Ok(hashes) => *known = Known { version, hashes },
                 // It may be incomplete until the next request.
                 Err(error) => {
                     if let Some(unsaid) = self.failures.may_say() {
@@ -68,11 +63,6 @@ impl Tokens {
         }
         is_admitted
     }
-}
-
-fn stamp_of(path: &Path) -> Stamp {
-    let meta = std::fs::metadata(path).ok()?;
-    Some((meta.modified().ok()?, meta.len(), meta.ino()))
 }
 
 fn read(path: &Path) -> Result<Vec<blake3::Hash>, Error> {

@@ -2,10 +2,12 @@
 //!
 //! A declaration validates the value of an option and generates its entry in the reference page.
 
+mod file_version;
 mod spec;
 mod tokens;
 mod value;
 
+pub use file_version::FileVersion;
 pub use spec::{Kind, OptionSpec};
 pub use tokens::read_tokens;
 pub use value::Section;

@@ -38,6 +38,14 @@ fn look_len() -> usize {
     kvdepot_media::items_per_turn(8, 512)
 }
 
+/// The keys of a call, with what was found of each, [`look_len`] at a time.
+fn in_turns<'a>(
+    keys: &'a [Key],
+    found: &'a mut [bool],
+) -> impl Iterator<Item = (&'a [Key], &'a mut [bool])> {
+    keys.chunks(look_len()).zip(found.chunks_mut(look_len()))
+}
+
 /// A tier whose devices a configuration names.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sort {
@@ -229,7 +237,7 @@ impl Arenas {
     }
 
     pub(crate) fn contains(&self, namespace: NamespaceId, keys: &[Key], found: &mut [bool]) {
-        for (keys, found) in keys.chunks(look_len()).zip(found.chunks_mut(look_len())) {
+        for (keys, found) in in_turns(keys, found) {
             self.settled(|devices| {
                 for arena in &devices.0 {
                     arena.contains(namespace, keys, found);
@@ -305,8 +313,7 @@ impl Arenas {
         stamp: impl Fn(usize) -> u64,
         mut each: impl FnMut(usize, Place),
     ) {
-        let turns = keys.chunks(look_len()).zip(found.chunks_mut(look_len()));
-        for (turn, (keys, found)) in turns.enumerate() {
+        for (turn, (keys, found)) in in_turns(keys, found).enumerate() {
             let from = turn * look_len();
             let stamp = |at: usize| stamp(from + at);
             let mut each = |at: usize, place| each(from + at, place);

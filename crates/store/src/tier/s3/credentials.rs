@@ -4,25 +4,23 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use kvdepot_arena::Error;
 use object_store::CredentialProvider;
 use object_store::aws::AwsCredential;
 use parking_lot::Mutex;
 
+use crate::option::FileVersion;
+
 #[derive(Debug)]
 pub(super) struct FromFile {
     path: PathBuf,
-    known: Mutex<(Stamp, Arc<AwsCredential>)>,
+    known: Mutex<(Option<FileVersion>, Arc<AwsCredential>)>,
 }
-
-/// A file that is written anew has another one.
-type Stamp = Option<(SystemTime, u64)>;
 
 impl FromFile {
     pub(super) fn open(path: &Path) -> Result<FromFile, Error> {
-        let stamp = stamp_of(path);
+        let version = FileVersion::of(path);
         let known = read(path).map_err(|what| {
             let allowed = "a file with aws_access_key_id = … and aws_secret_access_key = …";
             let value = format!("{} ({what})", path.display());
@@ -30,16 +28,16 @@ impl FromFile {
         })?;
         Ok(FromFile {
             path: path.to_owned(),
-            known: Mutex::new((stamp, Arc::new(known))),
+            known: Mutex::new((version, Arc::new(known))),
         })
     }
 
     fn current(&self) -> Arc<AwsCredential> {
-        let stamp = stamp_of(&self.path);
+        let version = FileVersion::of(&self.path);
         let mut known = self.known.lock();
-        if stamp.is_some() && stamp != known.0 {
+        if version.is_some() && version != known.0 {
             match read(&self.path) {
-                Ok(credential) => *known = (stamp, Arc::new(credential)),
+                Ok(credential) => *known = (version, Arc::new(credential)),
                 // It is being written.
                 Err(what) => {
                     tracing::warn!(what, path = %self.path.display(),
@@ -63,11 +61,6 @@ impl CredentialProvider for FromFile {
     {
         Box::pin(async { Ok(self.current()) })
     }
-}
-
-fn stamp_of(path: &Path) -> Stamp {
-    let meta = std::fs::metadata(path).ok()?;
-    Some((meta.modified().ok()?, meta.len()))
 }
 
 fn read(path: &Path) -> Result<AwsCredential, String> {
