@@ -146,7 +146,6 @@ pub fn listen(path: &Path, mode: u32) -> io::Result<(Unshared<UnixListener>, Bou
     }
     let socket = unbound(AddressFamily::UNIX)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::listen(&socket, BACKLOG)?;
     let listener = socket.map(UnixListener::from);
     let bound = Bound {
         path: path.to_owned(),
@@ -154,7 +153,10 @@ pub fn listen(path: &Path, mode: u32) -> io::Result<(Unshared<UnixListener>, Bou
         is_passed: false,
         _socket: Unshared::open(|| listener.try_clone())?,
     };
-    match fs::set_permissions(path, fs::Permissions::from_mode(mode)) {
+    // Before anybody can connect.
+    let protected = fs::set_permissions(path, fs::Permissions::from_mode(mode));
+    let listens = || rustix::net::listen(&listener, BACKLOG).map_err(io::Error::from);
+    match protected.and_then(|()| listens()) {
         Ok(()) => Ok((listener, bound)),
         Err(error) => {
             bound.unlink();
