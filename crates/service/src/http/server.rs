@@ -64,7 +64,7 @@ pub(super) async fn run(
         // Ended connections close their sockets before the next one is accepted.
         yield_now().await;
     }
-    drop(listener);
+    listener.into_inner().end();
     drop(end);
     connections.end().await;
 }

@@ -2,7 +2,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -53,6 +53,21 @@ impl Listener {
             Listener::Unix(listener) => listener.set_nonblocking(true)?,
         }
         watched(self)
+    }
+
+    /// Ends the listening, also for duplicates: a child that another thread is starting has one
+    /// until it is its own program.
+    pub(super) fn end(self) {
+        let _ended = match self {
+            Listener::Tcp(listener) => {
+                let socket = listener.map(|socket| TcpStream::from(OwnedFd::from(socket)));
+                socket.shutdown(Shutdown::Both)
+            }
+            Listener::Unix(listener) => {
+                let socket = listener.map(|socket| UnixStream::from(OwnedFd::from(socket)));
+                socket.shutdown(Shutdown::Both)
+            }
+        };
     }
 }
 
@@ -167,5 +182,25 @@ impl rt::Write for Connection {
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(self.stream.get_ref().shutdown())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use kvdepot_host::socket::listen_tcp;
+
+    use super::*;
+
+    #[test]
+    fn a_port_is_free_after_the_end_although_a_duplicate_is_open() {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listener = listen_tcp(any).unwrap();
+        let address = listener.local_addr().unwrap();
+        let duplicate = listener.try_clone().unwrap();
+        Listener::Tcp(listener).end();
+        listen_tcp(address).unwrap();
+        drop(duplicate);
     }
 }
