@@ -98,14 +98,16 @@ impl Http {
         };
         let tokens = config.http.token_file.as_deref().map(Tokens::open);
         let site = Site::new(source, tokens.transpose()?, config.http.hosts.clone());
-        let listening = Listening::at(address, config.socket_mode)?;
         let (waker, woken) = Unshared::pair().map_err(io)?;
+        let origin = Origin::here()?;
+        let listening = Listening::at(address, config.socket_mode)?;
+        // If a later step fails, its drop removes the path.
         let mut running = Running {
             thread: None,
             waker,
             bound: listening.bound,
             discovery: None,
-            origin: Origin::here()?,
+            origin,
         };
         let runtime = Builder::new_current_thread()
             .enable_io()
