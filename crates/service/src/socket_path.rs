@@ -7,8 +7,8 @@ use std::path::Path;
 
 use kvdepot_arena::Error;
 use kvdepot_host::fork::Unshared;
-use kvdepot_host::limits;
 use kvdepot_host::socket::{self, Bound};
+use kvdepot_host::{dirs, limits};
 
 /// Rejects a path of option `field` that is too long, or at which something other than a socket
 /// exists, which is not removed.
@@ -30,8 +30,22 @@ pub(crate) fn check(field: &str, path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Rejects a path whose directory is missing, or contains device nodes.
+/// Returns the runtime directory, which is made when it is missing, if `path` is in it. Other
+/// directories are their users' own affair.
+pub(crate) fn runtime_of(path: &Path) -> Option<&Path> {
+    let is_likely = |dir: &&Path| dir.to_string_lossy().contains("kvdepot");
+    let dir = path.parent().filter(is_likely)?;
+    dirs::runtime_dir()
+        .is_ok_and(|ours| ours == dir)
+        .then_some(dir)
+}
+
+/// Rejects a path whose directory is missing, or contains device nodes. The runtime directory is
+/// made when it is missing.
 pub(crate) fn check_directory(field: &str, path: &Path) -> Result<(), Error> {
+    if runtime_of(path).is_some() {
+        return Ok(());
+    }
     let refuse = |allowed: &str| Err(Error::config(field, path.display(), allowed));
     match path.parent() {
         Some(parent) if limits::is_of_devices(parent) => refuse("a path outside /dev"),

@@ -228,6 +228,20 @@ fn serve_shows_its_metrics_and_its_state_over_http() {
 }
 
 #[test]
+fn the_runtime_directory_is_made_for_the_socket_of_http_too() {
+    let home = Home::new();
+    let (socket, path) = (home.path("s.sock"), home.path("run/kvdepot/h.sock"));
+    assert!(!path.parent().unwrap().exists());
+    let address = format!("unix:{}", path.display());
+    let small = ["Cache", "-o", "cache.capacity=1MiB"];
+    let places = ["--socket", socket.to_str().unwrap(), "--http", &address];
+    let service = Service::start(&home, &[&small[..], &places].concat());
+    assert_eq!(service.http.as_deref(), Some(address.as_str()));
+    UnixStream::connect(&path).unwrap();
+    assert_eq!(service.end(), 0);
+}
+
+#[test]
 fn each_instance_has_a_socket() {
     let home = Home::new();
     let small = ["Cache", "-o", "cache.capacity=1MiB"];

@@ -119,10 +119,7 @@ impl Server {
             return Ok(());
         };
         socket_path::check("socket", &path)?;
-        match runtime_of(&path) {
-            Some(_) => Ok(()),
-            None => socket_path::check_directory("socket", &path),
-        }
+        socket_path::check_directory("socket", &path)
     }
 
     /// Listens where the configuration says, on the socket that was passed if there is one; `None`
@@ -271,20 +268,10 @@ fn auto_place(session: u64) -> Result<PathBuf, Error> {
     Ok(runtime.join(format!("{session:016x}.sock")))
 }
 
-/// The runtime directory, made when it is missing, where a path is in it. Other directories are
-/// their users' own affair.
-fn runtime_of(path: &Path) -> Option<&Path> {
-    let is_likely = |dir: &&Path| dir.to_string_lossy().contains("kvdepot");
-    let dir = path.parent().filter(is_likely)?;
-    dirs::runtime_dir()
-        .is_ok_and(|ours| ours == dir)
-        .then_some(dir)
-}
-
 /// Binds, and removes what owners that were killed have left beside it.
 fn listen(path: &Path, mode: u32) -> Result<(Unshared<UnixListener>, Bound), Error> {
     socket_path::check("socket", path)?;
-    if let Some(runtime) = runtime_of(path) {
+    if let Some(runtime) = socket_path::runtime_of(path) {
         let swept = socket::sweep(runtime);
         http::sweep(runtime);
         if swept > 0 {
