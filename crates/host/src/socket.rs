@@ -270,6 +270,16 @@ pub fn sweep(directory: &Path) -> usize {
     removed.count()
 }
 
+/// Removes the file `beside` of a socket in the same directory if nothing exists at `path`, the
+/// socket's path. Nobody binds the socket meanwhile.
+pub fn remove_beside(path: &Path, beside: &Path) {
+    let _lock = lock_directory_of(path);
+    if path.symlink_metadata().is_err() {
+        // Somebody else may have removed it just now.
+        let _gone = fs::remove_file(beside);
+    }
+}
+
 fn identity(path: &Path) -> Option<(u64, u64)> {
     let at = fs::symlink_metadata(path).ok()?;
     at.file_type().is_socket().then(|| (at.dev(), at.ino()))

@@ -6,6 +6,8 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use kvdepot_host::socket;
+
 /// End of the file's name, after the path of the socket.
 const END: &str = ".http";
 
@@ -49,8 +51,9 @@ pub(crate) fn sweep(directory: &Path) {
         let name = name.strip_suffix(UNFINISHED).unwrap_or(name);
         let socket = name.strip_suffix(END).map(Path::new);
         let is_socket = |path: &&Path| path.extension().is_some_and(|end| end == "sock");
-        if socket.filter(is_socket).is_some_and(|path| !path.exists()) {
-            remove(&path);
+        // A server that is starting has the socket first, and writes its address after that.
+        if let Some(socket) = socket.filter(is_socket).filter(|socket| !socket.exists()) {
+            socket::remove_beside(socket, &path);
         }
     }
 }
