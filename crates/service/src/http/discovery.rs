@@ -4,6 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use kvdepot_host::socket;
@@ -30,7 +31,10 @@ pub(super) fn publish(file: &Path, address: &str) -> io::Result<()> {
     let new = with_end(file, UNFINISHED);
     // Of a killed server. The new file is not written through a link of another user.
     let _stale = fs::remove_file(&new);
-    let created = File::options().write(true).create_new(true).open(&new);
+    let mut options = File::options();
+    // Whatever the umask is: who can write the file gets the tokens of those who read it.
+    options.write(true).create_new(true).mode(0o644);
+    let created = options.open(&new);
     let written = created.and_then(|mut file| file.write_all(format!("{address}\n").as_bytes()));
     let published = written.and_then(|()| fs::rename(&new, file));
     published.inspect_err(|_| {
