@@ -6,7 +6,7 @@ use std::io::Write;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::common::scrape::Scraper;
-use crate::common::{Place, Served, config_of, eventually};
+use crate::common::{Place, Served, config_of};
 use kvdepot_testkit::child::{self, Child};
 
 fn place() -> Place {
@@ -101,9 +101,9 @@ fn a_thousand_silent_connections_keep_nobody_out_and_few_descriptors() {
     let mut silent: Vec<_> = (0..count).map(|_| Scraper::connect(&address)).collect();
     let mut scraper = Scraper::connect(&address);
     assert_eq!(scraper.get("/metrics", &[]).status, 200);
-    eventually("the end of the oldest connections", || {
-        descriptors(server.pid()) <= idle + 52
-    });
+    // Now, because a head that does not end in time ends its connection, too.
+    let open = descriptors(server.pid());
+    assert!(open <= idle + 60, "{open} descriptors, {idle} before");
     // The first ones have ended, and the connection that is used has not.
     for oldest in silent.iter_mut().take(count as usize - 50) {
         assert!(oldest.has_ended());
