@@ -143,7 +143,8 @@ impl Site {
         Ok(page)
     }
 
-    /// Rejects requests that a page of another site has a browser send.
+    /// Rejects requests of browsers whose responses a page of another site could read. A browser
+    /// keeps the responses to its other requests from such pages.
     fn check_site<B>(&self, request: &Request<B>) -> Result<(), Refusal> {
         let headers = request.headers();
         let mut hosts = headers.get_all(header::HOST).iter();
@@ -169,8 +170,8 @@ impl Site {
     }
 
     /// Returns true if a header `Host` names this server: by a loopback name or address, or by a
-    /// configured name. A page of another site cannot have a browser send one of these, although
-    /// the name of that site may resolve to this host.
+    /// configured name. The name of another site may resolve to this host, and a browser would take
+    /// the response for one of that site; but then the header has that name.
     fn is_own(&self, host: &str) -> bool {
         let name = name_of(host);
         let address = name.parse::<IpAddr>();
