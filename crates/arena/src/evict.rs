@@ -3,12 +3,13 @@
 //! pieces too small, one hole is made instead, where the oldest blocks lie together.
 
 use std::cmp::Reverse;
-use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
 use crate::bind::Fallen;
 use crate::body::{Arena, State};
 use crate::bury::{BATCH, Dying, Victim, bite_len};
+use crate::chosen::Chosen;
 use crate::format::GRANULE;
 use crate::format::record::EXTENTS_MAX;
 use crate::held::Guard;
@@ -167,7 +168,7 @@ impl Arena {
     /// The least recently used blocks, up to the limit or until there is enough of them, and their
     /// bytes: `enough` is asked with these and their number. None yet, or fewer, where more
     /// had to be looked at than a turn allows; `None` when there is enough, or there are no more.
-    fn least_used(
+    pub(crate) fn least_used(
         &self,
         state: &mut State,
         most: usize,
@@ -207,61 +208,36 @@ impl Arena {
         let bytes_wanted = self.with_ahead(need);
         // A full table evicts like a full arena.
         let slots_wanted = 1 + self.slots_ahead();
+        // Whether these bytes and slots, once free, are what is needed.
+        let does = |room: u64, taken: u64| bytes + room >= need && slots + taken > 0;
         // No more than one burial takes, but for what is needed.
-        let enough = |room, taken| {
-            let needed = bytes + room < need || slots + taken == 0;
+        let enough = |room: u64, taken: u64| {
             let ahead = match (bytes < need.max(1), slots == 0) {
                 (true, _) if bytes + room < bytes_wanted => BATCH,
                 (_, true) if slots + taken < slots_wanted => BATCH,
                 (false, false) if bytes + room < bytes_wanted => FEW,
                 _ => 1,
             };
-            !needed && taken as usize >= ahead
+            does(room, taken) && taken as usize >= ahead
         };
         let promised = (need.next_multiple_of(GRANULE), 1);
         state.promise(promised);
+        let mut chosen = Chosen::within(limit);
         let (mut room, mut count) = (0, 0);
-        // With a limit, nothing goes before it is known that enough may.
-        let mut chosen: VecDeque<(Victim, u64)> = VecDeque::new();
-        let mut chooses = limit != EvictionLimit::NONE;
         let (gone, buried) = self.evict_each(state, |state, fallen| {
-            if chooses {
-                let is_enough = |more: u64, few: u64| {
-                    bytes + room + more >= need && slots + chosen.len() as u64 + few > 0
-                };
-                if let Some((victims, more)) = self.least_used(state, bite_len(), limit, is_enough)
-                {
-                    room += more;
-                    let with_sequence =
-                        |victim: Victim| (victim, self.index.get(victim.0).sequence);
-                    chosen.extend(victims.into_iter().map(with_sequence));
-                    return Some(Vec::new());
-                }
-                if !is_enough(0, 0) {
-                    let kept = std::mem::take(&mut chosen);
-                    kept.iter()
-                        .for_each(|((slot, _), _)| state.order.keep(&self.index, *slot));
-                    return None;
-                }
-                chooses = false;
-                count = chosen.len();
+            // With a limit, nothing goes before it is known that enough may.
+            if let ControlFlow::Break(some) = self.choose(state, &mut chosen, does) {
+                return some;
             }
-            if !chosen.is_empty() {
-                let some = chosen.drain(..bite_len().min(chosen.len()));
-                // Others had the lock since: a slot may be another block's by now.
-                let is_same = |(victim, sequence): &(Victim, u64)| {
-                    self.index.check(victim.0, *sequence).is_some()
-                };
-                return Some(some.filter(is_same).map(|(victim, _)| victim).collect());
-            }
-            let taken = count as u64 + fallen.blocks;
-            let enough = |more, few| enough(room + fallen.bytes + more, taken + few);
+            let freed = chosen.room() + room + fallen.bytes;
+            let taken = chosen.count() + count + fallen.blocks;
+            let enough = |more: u64, few: u64| enough(freed + more, taken + few);
             let (victims, more) = self.least_used(state, bite_len(), limit, enough)?;
-            (room, count) = (room + more, count + victims.len());
+            (room, count) = (room + more, count + victims.len() as u64);
             Some(victims)
         });
         state.keep_promise(promised);
-        count + gone > 0 && buried
+        (chosen.count() + count > 0 || gone > 0) && buried
     }
 
     pub(crate) fn slots_ahead(&self) -> u64 {
@@ -490,23 +466,47 @@ mod tests {
         space.is_ok()
     }
 
-    #[test]
-    fn a_block_that_finds_too_little_within_its_limit_evicts_nothing() {
+    /// An arena that is the last tier by itself.
+    fn last() -> Arc<Arena> {
         let arena = arena();
         arena.set_last(&[Arc::clone(&arena)], &Arc::default());
-        let uses = Uses::default();
-        let of = |key, granules, stamp| Wanted {
+        arena
+    }
+
+    fn used(key: u64, granules: u64, stamp: u64) -> Wanted {
+        Wanted {
             stamp,
             ..wanted(key, granules)
-        };
-        store(&arena, of(1, 1, uses.call(0).of(0)));
+        }
+    }
+
+    #[test]
+    fn a_block_that_finds_too_little_within_its_limit_evicts_nothing() {
+        let arena = last();
+        let uses = Uses::default();
+        store(&arena, used(1, 1, uses.call(0).of(0)));
         let prompt = uses.call(0);
-        store(&arena, of(2, GRANULES - 1, prompt.of(0)));
-        assert!(!has_room_for(&arena, &of(3, 2, prompt.of(1))));
+        store(&arena, used(2, GRANULES - 1, prompt.of(0)));
+        assert!(!has_room_for(&arena, &used(3, 2, prompt.of(1))));
         assert_eq!(arena.stats().evicted_blocks, 0);
         // It is the oldest all the same.
-        assert!(has_room_for(&arena, &of(4, 1, prompt.of(1))));
+        assert!(has_room_for(&arena, &used(4, 1, prompt.of(1))));
         assert_eq!(arena.remove(NAMESPACE, &[wanted(1, 1).key]), 0);
+    }
+
+    #[test]
+    fn a_block_that_is_listed_twice_counts_once_within_a_limit() {
+        let arena = last();
+        let uses = Uses::default();
+        store(&arena, used(1, 1, uses.call(0).of(0)));
+        // What joins a group is listed again.
+        let group = Arc::new(Group::new(NAMESPACE, Class::Ordinary));
+        group.add(&[wanted(1, 1).key]);
+        arena.join(&group, 0);
+        let prompt = uses.call(0);
+        store(&arena, used(2, GRANULES - 1, prompt.of(0)));
+        assert!(!has_room_for(&arena, &used(3, 2, prompt.of(1))));
+        assert_eq!(arena.stats().evicted_blocks, 0, "it is one block");
     }
 
     #[test]

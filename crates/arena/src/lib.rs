@@ -9,6 +9,7 @@
 mod bind;
 mod body;
 mod bury;
+mod chosen;
 pub mod clock;
 mod device;
 mod error;

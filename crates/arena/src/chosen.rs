@@ -1,0 +1,108 @@
+//! Blocks that are chosen before any of them is evicted: where eviction has a limit, none is
+//! unless enough may be.
+
+use std::collections::{HashSet, VecDeque};
+use std::ops::ControlFlow;
+
+use crate::body::{Arena, State};
+use crate::bury::{Victim, bite_len};
+use crate::index::Index;
+use crate::turnover::EvictionLimit;
+
+/// How far a choice is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// More blocks are chosen.
+    Open,
+    /// Those that were chosen are enough, and go.
+    Made,
+}
+
+/// Blocks that are evicted together or not at all. Until then the order of use does not list them.
+pub(crate) struct Chosen {
+    limit: EvictionLimit,
+    progress: Progress,
+    /// The oldest one first, each with its sequence: its slot may be another block's when it goes.
+    victims: VecDeque<(Victim, u64)>,
+    /// Slots and sequences of all of them: the order of use may list a block more than once.
+    known: HashSet<(u32, u64)>,
+    room: u64,
+}
+
+impl Chosen {
+    /// None yet. Without a limit, none is chosen.
+    pub(crate) fn within(limit: EvictionLimit) -> Chosen {
+        let progress = match limit {
+            EvictionLimit::NONE => Progress::Made,
+            _ => Progress::Open,
+        };
+        Chosen {
+            limit,
+            progress,
+            victims: VecDeque::new(),
+            known: HashSet::new(),
+            room: 0,
+        }
+    }
+
+    /// Bytes of all that were chosen.
+    pub(crate) fn room(&self) -> u64 {
+        self.room
+    }
+
+    /// Number of all that were chosen.
+    pub(crate) fn count(&self) -> u64 {
+        self.known.len() as u64
+    }
+
+    fn add(&mut self, index: &Index, victims: Vec<Victim>) {
+        for victim in victims {
+            let entry = index.get(victim.0);
+            if self.known.insert((victim.0, entry.sequence)) {
+                self.room += entry.extents.room();
+                self.victims.push_back((victim, entry.sequence));
+            }
+        }
+    }
+}
+
+impl Arena {
+    /// Takes a step of a choice: chooses a few blocks, until `is_enough` of their bytes and their
+    /// number, or returns a few of those that go. Other threads may have the lock between two
+    /// steps.
+    ///
+    /// Breaks with `None` if the blocks that may be evicted are not enough; then none of them goes.
+    /// Continues once all have gone.
+    pub(crate) fn choose(
+        &self,
+        state: &mut State,
+        chosen: &mut Chosen,
+        is_enough: impl Fn(u64, u64) -> bool,
+    ) -> ControlFlow<Option<Vec<Victim>>> {
+        if chosen.progress == Progress::Open {
+            let (room, count) = (chosen.room, chosen.count());
+            let enough = |more: u64, few: u64| is_enough(room + more, count + few);
+            if let Some((victims, _)) = self.least_used(state, bite_len(), chosen.limit, enough) {
+                chosen.add(&self.index, victims);
+                return ControlFlow::Break(Some(Vec::new()));
+            }
+            if !is_enough(room, count) {
+                let kept = std::mem::take(&mut chosen.victims);
+                kept.iter()
+                    .for_each(|((slot, _), _)| state.order.keep(&self.index, *slot));
+                (chosen.known, chosen.room) = (HashSet::new(), 0);
+                return ControlFlow::Break(None);
+            }
+            chosen.progress = Progress::Made;
+        }
+        let few = bite_len().min(chosen.victims.len());
+        if few == 0 {
+            return ControlFlow::Continue(());
+        }
+        // Others had the lock since: a slot may be another block's by now.
+        let is_same =
+            |((slot, _), sequence): &(Victim, u64)| self.index.check(*slot, *sequence).is_some();
+        let some = chosen.victims.drain(..few).filter(is_same);
+        ControlFlow::Break(Some(some.map(|(victim, _)| victim).collect()))
+    }
+}
