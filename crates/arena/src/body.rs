@@ -116,6 +116,8 @@ pub(crate) struct State {
     pub(crate) promised: (u64, u64),
     /// Holes that are being made: all that is free is spoken for, lest somebody fill one.
     pub(crate) digs: u64,
+    /// Calls that list again what they have chosen in vain.
+    pub(crate) relisting: u64,
     /// Limit of eviction ahead of need; `None` until a block needed an eviction.
     pub(crate) need: Option<EvictionLimit>,
     /// Extents that are not used again, because the medium failed under them.
@@ -338,6 +340,7 @@ impl State {
             need: None,
             promised: (0, 0),
             digs: 0,
+            relisting: 0,
             lost: Vec::new(),
             losses: 0,
             carving: None,

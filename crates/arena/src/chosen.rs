@@ -16,6 +16,8 @@ enum Progress {
     Open,
     /// Those that were chosen are enough, and go.
     Made,
+    /// They are too few, and all are listed again.
+    Vain,
 }
 
 /// Blocks that are evicted together or not at all. Until then the order of use does not list them.
@@ -71,8 +73,8 @@ impl Arena {
     /// number, or returns a few of those that go. Other threads may have the lock between two
     /// steps.
     ///
-    /// Breaks with `None` if the blocks that may be evicted are not enough; then none of them goes.
-    /// Continues once all have gone.
+    /// If the blocks that may be evicted are not enough, none of them goes: all are listed again, a
+    /// few in a step, and the last one breaks with `None`. Continues once all have gone.
     pub(crate) fn choose(
         &self,
         state: &mut State,
@@ -86,23 +88,36 @@ impl Arena {
                 chosen.add(&self.index, victims);
                 return ControlFlow::Break(Some(Vec::new()));
             }
-            if !is_enough(room, count) {
-                let kept = std::mem::take(&mut chosen.victims);
-                kept.iter()
-                    .for_each(|((slot, _), _)| state.order.keep(&self.index, *slot));
+            if is_enough(room, count) {
+                chosen.progress = Progress::Made;
+            } else if state.relisting > 0 {
+                // What others list again may do. Who looks later than they do sees all of it.
+                return ControlFlow::Break(Some(Vec::new()));
+            } else {
                 (chosen.known, chosen.room) = (HashSet::new(), 0);
-                return ControlFlow::Break(None);
+                chosen.progress = Progress::Vain;
+                state.relisting += 1;
             }
-            chosen.progress = Progress::Made;
         }
         let few = bite_len().min(chosen.victims.len());
+        let some: Vec<(Victim, u64)> = chosen.victims.drain(..few).collect();
+        if chosen.progress == Progress::Vain {
+            for ((slot, _), _) in &some {
+                state.order.keep(&self.index, *slot);
+            }
+            if few > 0 {
+                return ControlFlow::Break(Some(Vec::new()));
+            }
+            state.relisting -= 1;
+            return ControlFlow::Break(None);
+        }
         if few == 0 {
             return ControlFlow::Continue(());
         }
         // Others had the lock since: a slot may be another block's by now.
-        let is_same =
-            |((slot, _), sequence): &(Victim, u64)| self.index.check(*slot, *sequence).is_some();
-        let some = chosen.victims.drain(..few).filter(is_same);
+        let is_same = |slot, sequence| self.index.check(slot, sequence).is_some();
+        let some = some.into_iter();
+        let some = some.filter(|((slot, _), sequence)| is_same(*slot, *sequence));
         ControlFlow::Break(Some(some.map(|(victim, _)| victim).collect()))
     }
 }

@@ -396,6 +396,7 @@ mod tests {
 
     use super::*;
     use crate::group::{Class, Group};
+    use crate::held;
     use crate::index::Uses;
     use crate::key::{Key, NamespaceId};
     use crate::place::Wanted;
@@ -507,6 +508,43 @@ mod tests {
         store(&arena, used(2, GRANULES - 1, prompt.of(0)));
         assert!(!has_room_for(&arena, &used(3, 2, prompt.of(1))));
         assert_eq!(arena.stats().evicted_blocks, 0, "it is one block");
+    }
+
+    #[test]
+    fn what_was_chosen_in_vain_is_listed_again_in_turns_and_in_its_order() {
+        const OLD: u64 = 3072;
+        /// Far more steps than a turn takes, and far fewer than all.
+        const MOST: u32 = 1000;
+        let arena = last();
+        let uses = Uses::default();
+        (0..OLD).for_each(|key| store(&arena, used(key, 1, uses.call(0).of(0))));
+        let prompt = uses.call(0);
+        store(&arena, used(OLD, GRANULES - OLD, prompt.of(0)));
+        held::most_steps();
+        assert!(!has_room_for(&arena, &used(OLD + 1, OLD + 1, prompt.of(0))));
+        let most = held::most_steps();
+        assert!((1..MOST).contains(&most), "{most} steps under one lock");
+        assert_eq!(arena.stats().evicted_blocks, 0);
+        assert!(arena.evict_one());
+        let is_there = arena.remove(NAMESPACE, &[wanted(0, 1).key]) > 0;
+        assert!(!is_there, "the oldest one goes first");
+        // Whether or not it finds an extent for itself, all the others may go for it.
+        let _found = has_room_for(&arena, &used(OLD + 1, OLD, prompt.of(0)));
+        assert_eq!(arena.stats().evicted_blocks, OLD);
+    }
+
+    #[test]
+    fn nothing_is_too_little_before_others_have_listed_again_what_they_chose() {
+        let arena = arena();
+        let mut state = arena.state.lock();
+        let mut chosen = Chosen::within(EvictionLimit(0));
+        let mut step = |state: &mut State| arena.choose(state, &mut chosen, |_, count| count > 0);
+        state.relisting += 1;
+        let again = ControlFlow::Break(Some(Vec::new()));
+        assert_eq!(step(&mut state), again);
+        state.relisting -= 1;
+        assert_eq!(step(&mut state), ControlFlow::Break(None));
+        assert_eq!(state.relisting, 0);
     }
 
     #[test]
