@@ -57,7 +57,8 @@ impl Chosen {
         self.known.len() as u64
     }
 
-    fn add(&mut self, index: &Index, victims: Vec<Victim>) {
+    /// Adds blocks that the order of use does not list.
+    pub(crate) fn add(&mut self, index: &Index, victims: Vec<Victim>) {
         for victim in victims {
             let entry = index.get(victim.0);
             if self.known.insert((victim.0, entry.sequence)) {
@@ -114,10 +115,26 @@ impl Arena {
         if few == 0 {
             return ControlFlow::Continue(());
         }
-        // Others had the lock since: a slot may be another block's by now.
-        let is_same = |slot, sequence| self.index.check(slot, sequence).is_some();
         let some = some.into_iter();
-        let some = some.filter(|((slot, _), sequence)| is_same(*slot, *sequence));
-        ControlFlow::Break(Some(some.map(|(victim, _)| victim).collect()))
+        let some = some.filter_map(|one| self.still_goes(state, one, chosen.limit));
+        ControlFlow::Break(Some(some.collect()))
+    }
+
+    /// A block that was chosen, if it is there and the limit still allows it. (Others had the lock
+    /// since: its slot may be another block's by now, and of blocks that are used all the time
+    /// nothing else tells that they were used since.)
+    fn still_goes(
+        &self,
+        state: &mut State,
+        (victim, sequence): (Victim, u64),
+        limit: EvictionLimit,
+    ) -> Option<Victim> {
+        let (slot, _) = victim;
+        let entry = self.index.check(slot, sequence)?;
+        if limit.allows(self.index.stamp_of(slot, &entry)) {
+            return Some(victim);
+        }
+        state.order.keep(&self.index, slot);
+        None
     }
 }

@@ -548,6 +548,30 @@ mod tests {
     }
 
     #[test]
+    fn a_block_that_is_used_once_it_is_chosen_stays_if_it_is_above_the_limit() {
+        let arena = last();
+        let uses = Uses::default();
+        store(&arena, used(1, 1, uses.call(0).of(0)));
+        let limit = EvictionLimit(uses.now());
+        let mut chosen = Chosen::within(limit);
+        let mut state = arena.state.lock();
+        let slot = loop {
+            match state.order.oldest(&arena.index) {
+                Oldest::Block(slot, _) => break slot,
+                found => assert_eq!(found, Oldest::NotYet),
+            }
+        };
+        // As one that is used all the time.
+        chosen.add(&arena.index, vec![(slot, None)]);
+        let sequence = arena.index.get(slot).sequence;
+        arena.index.touch(slot, sequence, uses.call(0).of(0));
+        let gone = arena.choose(&mut state, &mut chosen, |_, count| count > 0);
+        assert_eq!(gone, ControlFlow::Break(Some(Vec::new())));
+        drop(state);
+        assert!(arena.evict_one(), "it is listed again");
+    }
+
+    #[test]
     fn pieces_that_would_just_do_and_that_the_allocator_does_not_tell_apart_refuse_nobody() {
         let arena = arena();
         // Of one bin, and apart. The longer ones would do.
