@@ -28,8 +28,9 @@ use crate::serve::{Answers, Lent};
 /// Most that one host may have pinned and reserved.
 const HELD_MAX: usize = 262_144;
 
-/// Calls that a host has given up whose answers may still be made.
-const FORGOTTEN_MAX: usize = 4096;
+/// Calls that a host has given up and that may still make something, and as many names: as many as
+/// one question has.
+const FORGOTTEN_MAX: usize = KEYS_MAX;
 
 /// Most that read one pin: workers of one engine.
 const BORROWED_MAX: usize = 256;
@@ -43,7 +44,11 @@ struct Guest {
     held: BTreeMap<Id, Hold>,
     /// The names of that, behind the calls that have made it.
     made: BTreeSet<(u64, Id)>,
-    forgotten: Forgotten,
+    /// Calls that it has given up, which may still make something.
+    calls: Forgotten,
+    /// Names that it has given up, which may still be published. Apart from the calls: as many come
+    /// at once as are remembered.
+    names: Forgotten,
 }
 
 impl Guest {
@@ -73,16 +78,16 @@ fn made_by<C: Copy + Ord>(made: &BTreeSet<(C, Id)>, calls: &[C], most: usize) ->
     all.take(most).collect()
 }
 
-/// What a guest has given up that may still be made: calls, and names that are being published.
+/// The last numbers that a guest has given up.
 #[derive(Default)]
 struct Forgotten {
     /// The first was given up first.
-    order: VecDeque<Gone>,
-    all: HashSet<Gone>,
+    order: VecDeque<u64>,
+    all: HashSet<u64>,
 }
 
 impl Forgotten {
-    fn note(&mut self, gone: Gone) {
+    fn note(&mut self, gone: u64) {
         if !self.all.insert(gone) {
             return;
         }
@@ -94,16 +99,9 @@ impl Forgotten {
         }
     }
 
-    fn has(&self, gone: Gone) -> bool {
+    fn has(&self, gone: u64) -> bool {
         self.all.contains(&gone)
     }
-}
-
-/// What a guest has given up.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Gone {
-    Call(u64),
-    Name(Id),
 }
 
 /// One pin or reservation. What is lent goes first.
@@ -191,7 +189,7 @@ impl Home {
     fn keep(&self, guest: [u8; 16], hold: Hold) -> Option<Id> {
         let mut guests = self.guests.lock();
         let of = guests.entry(guest).or_default();
-        if of.held.len() >= HELD_MAX || of.forgotten.has(Gone::Call(hold.call)) {
+        if of.held.len() >= HELD_MAX || of.calls.has(hold.call) {
             drop(guests);
             drop(hold);
             return None;
@@ -302,7 +300,7 @@ impl Home {
         };
         let mut guests = self.guests.lock();
         let of = guests.entry(guest).or_default();
-        if of.forgotten.has(Gone::Name(written.id)) {
+        if of.names.has(written.id) {
             drop(guests);
             drop(hold);
             return None;
@@ -328,7 +326,7 @@ impl Home {
                 let end = |id: &Id| {
                     let ended = of.take(*id);
                     if ended.is_none() {
-                        of.forgotten.note(Gone::Name(*id));
+                        of.names.note(*id);
                     }
                     ended
                 };
@@ -339,8 +337,7 @@ impl Home {
         for some in calls.chunks(turn_len()) {
             self.turn(|guests| {
                 let of = guests.entry(guest).or_default();
-                let gone = some.iter().map(|call| Gone::Call(*call));
-                gone.for_each(|call| of.forgotten.note(call));
+                some.iter().for_each(|call| of.calls.note(*call));
             });
             // From here on they make nothing more.
             loop {
@@ -607,8 +604,9 @@ mod tests {
             }
         }
 
-        /// Something that the guest has from then on.
-        fn hold(&self, what: What, call: u64) -> Id {
+        /// Something that a call makes, which the guest has from then on, unless it has given the
+        /// call up.
+        fn make(&self, what: What, call: u64) -> Option<Id> {
             let lent = self.home.lend(self.guest, &self.place, Rights::READ);
             let hold = Hold {
                 lent: lent.unwrap(),
@@ -616,14 +614,20 @@ mod tests {
                 what,
                 call,
             };
-            self.home.keep(self.guest, hold).unwrap()
+            self.home.keep(self.guest, hold)
+        }
+
+        fn hold(&self, what: What, call: u64) -> Id {
+            self.make(what, call).unwrap()
+        }
+
+        fn pin(&self) -> What {
+            let place = self.home.share.hold(NAMESPACE, KEY).unwrap();
+            What::Pin(self.home.pinned(place))
         }
 
         fn pins(&self, count: usize) -> Vec<Id> {
-            let pin = |_| {
-                let place = self.home.share.hold(NAMESPACE, KEY).unwrap();
-                self.hold(What::Pin(self.home.pinned(place)), CALL)
-            };
+            let pin = |_| self.hold(self.pin(), CALL);
             (0..count).map(pin).collect()
         }
     }
@@ -693,15 +697,21 @@ mod tests {
             assert!(guests[&guest].held.is_empty() && guests[&guest].made.is_empty());
         }
         // What the call makes later ends with its value.
-        let lent = home.lend(guest, &scene.place, Rights::READ).unwrap();
-        let place = home.share.hold(NAMESPACE, KEY).unwrap();
-        let hold = Hold {
-            lent,
-            borrowed: BTreeMap::new(),
-            what: What::Pin(home.pinned(place)),
-            call: CALL,
-        };
-        assert!(home.keep(guest, hold).is_none());
+        assert!(scene.make(scene.pin(), CALL).is_none());
+        assert_eq!(home.share.arena().stats().pinned_blocks, 0);
+    }
+
+    #[test]
+    fn calls_that_were_given_up_make_nothing_however_many_names_are_given_up_later() {
+        let scene = Scene::new();
+        let (home, guest) = (&scene.home, scene.guest);
+        let all: Vec<u64> = (0..KEYS_MAX as u64).collect();
+        home.release(guest, &[], &all);
+        // The names have ended by then: their host says them again, as it has heard no answer.
+        home.release(guest, &all, &[]);
+        for call in [0, KEYS_MAX as u64 - 1] {
+            assert!(scene.make(scene.pin(), call).is_none());
+        }
         assert_eq!(home.share.arena().stats().pinned_blocks, 0);
     }
 
@@ -777,11 +787,10 @@ mod tests {
     fn what_was_given_up_last_is_remembered() {
         let mut forgotten = Forgotten::default();
         let all = FORGOTTEN_MAX as u64 + 10;
-        (0..all).for_each(|call| forgotten.note(Gone::Call(call)));
+        (0..all).for_each(|call| forgotten.note(call));
         // Nothing more has to go for what is known.
-        forgotten.note(Gone::Call(all - 1));
-        assert!(!forgotten.has(Gone::Call(9)) && forgotten.has(Gone::Call(10)));
-        assert!(forgotten.has(Gone::Call(all - 1)) && !forgotten.has(Gone::Name(10)));
+        forgotten.note(all - 1);
+        assert!(!forgotten.has(9) && forgotten.has(10) && forgotten.has(all - 1));
     }
 
     /// Questions of each verb that has lists, with so many in one of them.
