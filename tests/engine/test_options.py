@@ -6,22 +6,28 @@ import dataclasses
 import json
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import kvdepot
 import pytest
 from identity.engines import configured
 from kvdepot.engine import options
 
 pytest.importorskip("vllm", reason="engine: vLLM is not installed (make test installs it)")
+import torch
 import vllm.config
+from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm import option_tables as tables
 from kvdepot.vllm import options as vllm_options
 from kvdepot.vllm import variable_tables as variables
 from kvdepot.vllm.compat import versions
+from kvdepot.vllm.connector import KvdepotConnector
+from kvdepot.vllm.faults import Faults, SafeDepot
 from vllm import envs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec
 
 pytestmark = pytest.mark.unit
 
@@ -376,6 +382,101 @@ def test_two_starts_have_the_same_names(tmp_path: Path) -> None:
     assert texts(engine_config(one)) == texts(other)
 
 
+def group_of_layers() -> KVCacheGroupSpec:
+    spec = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=16, dtype=torch.float32)
+    return KVCacheGroupSpec(["layer.0"], spec)
+
+
+# Of an engine that is started with one option more. The connector is the default's, too.
+TRANSFER = {
+    "kv_connector": "KvdepotConnector",
+    "kv_connector_module_path": "kvdepot.vllm",
+    "kv_role": "kv_both",
+}
+HARMLESS_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "--tokenizer": {"tokenizer": "/another/tokenizer"},
+    "--enable-lora --max-loras": {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 4},
+    "--gpu-memory-utilization": {"gpu_memory_utilization": 0.3},
+    "--scheduling-policy": {"scheduling_policy": "priority"},
+    "--no-enforce-eager -O0": {"enforce_eager": False, "optimization_level": 0},
+    "--hf-token": {"hf_token": "hf_of_this_test"},
+    "kv_producer": {"kv_transfer_config": TRANSFER | {"kv_role": "kv_producer"}},
+    "kv_consumer": {"kv_transfer_config": TRANSFER | {"kv_role": "kv_consumer"}},
+    "VLLM_CPU_KVCACHE_SPACE": {"environment": {"VLLM_CPU_KVCACHE_SPACE": "2"}},
+}
+COUNTED_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "--dtype": {"dtype": "bfloat16"},
+    "--hf-overrides": {"hf_overrides": {"rms_norm_eps": 0.5}},
+    "--model-impl": {"model_impl": "transformers"},
+    "salt": {"salt": "of this test"},
+    "VLLM_CPU_ATTN_SPLIT_KV": {"environment": {"VLLM_CPU_ATTN_SPLIT_KV": "0"}},
+}
+
+
+@pytest.fixture(scope="module")
+def namespace_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., bytes]]:
+    """The digest of the namespace of an engine with these arguments, as its connector's two sides
+    make it."""
+    model = write_model(tmp_path_factory.mktemp("namespace") / "model")
+    (model / "pytorch_model.bin").write_bytes(b"weights")
+    group = group_of_layers()
+    offloaded = SimpleNamespace(
+        group_idx=0, tokens_per_chunk=32, sliding_window_size_in_chunks=None
+    )
+    mover = SimpleNamespace(device="cpu", rank=0, payload_bytes=lambda: [4096])
+    with kvdepot.open("Cache", {"cache": {"capacity": "1MiB"}}) as depot:
+
+        def digest(salt: str | None = None, **arguments: Any) -> bytes:
+            chosen = {"kv_transfer_config": TRANSFER} | arguments
+            chosen["kv_transfer_config"] = vllm.config.KVTransferConfig(
+                **chosen["kv_transfer_config"]
+            )
+            config = engine_config(model, **chosen)
+            connector: Any = SimpleNamespace(
+                _vllm_config=config,
+                _settings=SimpleNamespace(share_versions=False),
+                _kv_cache_config=SimpleNamespace(kv_cache_groups=[group]),
+                _offloaded_groups=lambda: [group],
+                _half=SimpleNamespace(mover=mover, spec=SimpleNamespace(replicated_layout=False)),
+                manager=SimpleNamespace(depot=SafeDepot(depot, Faults(None)), writers=1),
+                scheduler=SimpleNamespace(config=SimpleNamespace(kv_group_configs=[offloaded])),
+            )
+            geometry = KvdepotConnector._geometry(connector)
+            weights = vllm_namespace.weights(config, "sampled")
+            fields = vllm_namespace.fields(config, salt, weights)
+            return KvdepotConnector._groups(connector, fields, [geometry])[0].namespace.digest
+
+        yield digest
+
+
+@pytest.fixture(scope="module")
+def namespace(namespace_of: Callable[..., bytes]) -> bytes:
+    """That of an engine without further arguments."""
+    return namespace_of()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "same"),
+    [
+        *(pytest.param(given, True, id=name) for name, given in HARMLESS_ARGUMENTS.items()),
+        *(pytest.param(given, False, id=name) for name, given in COUNTED_ARGUMENTS.items()),
+    ],
+)
+def test_one_more_argument_changes_the_namespace_or_does_not(
+    namespace_of: Callable[..., bytes],
+    namespace: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    arguments: dict[str, Any],
+    same: bool,
+) -> None:
+    """Of those that users change from one start to the next, each through vLLM's own arguments."""
+    given = dict(arguments)
+    for name, value in given.pop("environment", {}).items():
+        monkeypatch.setenv(name, value)
+    assert (namespace_of(**given) == namespace) is same
+
+
 @pytest.mark.parametrize(
     ("one", "two", "same"),
     [
@@ -532,13 +633,9 @@ def test_a_gpus_capability_counts_under_quantized_weights_or_kv(
     config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels of FP8 round activations where the GPU can multiply FP8, and nowhere else."""
-    import torch
-    from kvdepot.vllm import namespace as vllm_namespace
     from vllm.platforms.interface import DeviceCapability
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec
 
-    spec = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=16, dtype=torch.float32)
-    group = KVCacheGroupSpec(["layer.0"], spec)
+    group = group_of_layers()
     found: dict[tuple[str | None, str], set[str]]
     found = {(None, "auto"): set(), ("fp8", "auto"): set(), (None, "fp8"): set()}
     for major in (8, 9):
