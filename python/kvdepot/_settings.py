@@ -30,13 +30,24 @@ class Kind:
     """In words, for errors and tables."""
     parse: Callable[[Any], Any]
     """Raises KeyError, TypeError or ValueError for what it may not be."""
+    secret: bool = False
+    """Whether errors do not show the value."""
 
     def read(self, name: str, value: object) -> Any:
         """The value as the connector wants it; `kvdepot.ConfigError` names it otherwise."""
         try:
             return self.parse(value)
         except (KeyError, TypeError, ValueError):
-            raise wrong(name, value, self.allowed) from None
+            raise wrong(name, NOT_SHOWN if self.secret else value, self.allowed) from None
+
+
+class _NotShown:
+    def __repr__(self) -> str:
+        return "(not shown)"
+
+
+NOT_SHOWN = _NotShown()
+"""Stands for a secret in an error."""
 
 
 @dataclass(frozen=True)

@@ -126,11 +126,14 @@ class EngineDouble:
         prefix_caching: bool = True,
         drafter: int | None = None,
         events: dict[str, Any] | None = None,
+        arguments: dict[str, Any] | None = None,
     ) -> None:
         """`groups` has one layer each; `transfer` is vLLM's --kv-transfer-config. `drafter` is the
-        number of the group with the layers of EAGLE or MTP, if there is one, and `events` are
-        vLLM's --kv-events-config."""
-        config = vllm_config(directory, transfer, batched_tokens, prefix_caching, events)
+        number of the group with the layers of EAGLE or MTP, if there is one, `events` are vLLM's
+        --kv-events-config, and `arguments` are further ones of vLLM's."""
+        config = vllm_config(
+            directory, transfer, batched_tokens, prefix_caching, events, **(arguments or {})
+        )
         config.parallel_config.distributed_executor_backend = "uni"
         names = [f"layer.{n}" for n in range(len(groups))]
         page = BLOCK * BYTES
@@ -363,6 +366,7 @@ def vllm_config(
     batched_tokens: int,
     prefix_caching: bool,
     events: dict[str, Any] | None = None,
+    **more: Any,
 ) -> VllmConfig:
     """vLLM's configuration for a model of which there is no more than a config.json."""
     model = directory / "model"
@@ -394,5 +398,6 @@ def vllm_config(
         enforce_eager=True,
         kv_transfer_config=KVTransferConfig(**transfer),
         kv_events_config=events and KVEventsConfig(**events),
+        **more,
     )
     return configured(arguments)

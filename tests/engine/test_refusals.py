@@ -113,7 +113,7 @@ class TestSettings:
         ("extra", "words"),
         [
             ({"pipeline": 3}, "pipeline: 3"),
-            ({"salt": 1}, "salt: 1"),
+            ({"salt": 1}, r"salt: \(not shown\) .*a text"),
             ({"lookup_wait": "soon"}, "lookup_wait: 'soon'.*'500ms'"),
             ({"lookup_wait": -1}, "lookup_wait: -1"),
             ({"offload_prompt_only": "yes"}, "offload_prompt_only: 'yes'.*true or false"),

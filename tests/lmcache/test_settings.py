@@ -122,6 +122,12 @@ def test_a_service_is_an_address_alone():
     assert settings.salt == "tenant"
 
 
+def test_a_salt_is_not_shown() -> None:
+    with pytest.raises(kvdepot.ConfigError, match=r"salt: \(not shown\)") as refused:
+        lmcache_settings.read({"device_path": "/x", "salt": ["hunter2"]})
+    assert "hunter2" not in str(refused.value)
+
+
 def test_sizes_are_read_with_units() -> None:
     _, depot = lmcache_settings.translate(
         {"slot_bytes": "4KiB", "dax.capacity": "1GiB", "retrieve_staging_slab_bytes": "64MiB"}

@@ -18,10 +18,12 @@ from typing import Any
 
 # Secrets enter no name: neither options nor entries of dictionaries with such a name count.
 SECRET = re.compile(
-    r"(api|access|private|secret|auth|encryption)_?key|secret|passw(or)?d|credential"
-    r"|(^|_)(hf_|auth_|access_|bearer_|session_)?token$",
+    r"(api|access|private|secret|auth|encryption)_?key|secret|passw(or)?d|passphrase|credential"
+    r"|authorization|(^|_)(hf_|auth_|access_|bearer_|session_)?token$",
     re.IGNORECASE,
 )
+# Nor do the user name and the password in a URL, wherever it stands.
+USER = re.compile(r"(?<=://)[^/?#\s]*@")
 
 
 def is_secret(name: str) -> bool:
@@ -55,8 +57,10 @@ def names(config_class: type) -> list[str]:
 
 def canonical(value: Any) -> Any:
     """The value as JSON has it, the same in every process that means the same."""
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, bool | int):
         return value
+    if isinstance(value, str):
+        return USER.sub("", value)
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, float):

@@ -9,7 +9,7 @@ it is; `kvdepot.check` knows the rest.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvdepot import _settings
@@ -160,7 +160,7 @@ KNOBS = Schema(
     ),
     Setting(
         ("salt",),
-        WORD,
+        replace(WORD, secret=True),
         "kvdepot's option: text that separates tenants. Engines with different salts share no "
         "blocks",
     ),

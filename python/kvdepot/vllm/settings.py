@@ -34,7 +34,7 @@ CONFIG_FILE = Setting(
 )
 SALT = Setting(
     ("salt",),
-    _settings.optional(_settings.text()),
+    replace(_settings.optional(_settings.text()), secret=True),
     "text that separates tenants: engines with different salts share no blocks",
 )
 UNTESTED = Setting(
