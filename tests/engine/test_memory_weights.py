@@ -3,10 +3,15 @@ theirs."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import logging
+import math
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +25,10 @@ from engine_harness import logged
 from kvdepot.vllm import memory_weights, worker_calls
 from kvdepot.vllm.compat import versions
 from test_scheduling import KINDS, Engines, engines, prompt
+from vllm import envs
 from vllm.lora.request import LoRARequest
+from vllm.v1.executor import multiproc_executor
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor, WorkerProc
 from vllm.v1.request import RequestStatus
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.worker_base import WorkerBase
@@ -298,6 +306,117 @@ def test_weights_without_bytes_are_not_known(engine: EngineDouble, errors: list[
     engine.executor.model["weights"] = weights
     engine.executor.collective_rpc("wake_up", kwargs={"tags": None})
     assert engine.ask(ASKED)[0] > 0
+    assert engine.faults == []
+
+
+class Ranks:
+    """The executor of several processes, of which each is no more than a queue of responses, and
+    the time that passes while one is waited for."""
+
+    def __init__(self, config: Any) -> None:
+        self.now = 1000.0
+        self.after: list[float] = [0.0, 0.0]
+        """Seconds until each rank responds to the next call."""
+        self.sum = "loaded"
+        made: Any = object.__new__(MultiprocExecutor)
+        made.vllm_config, made.sleeping_tags = config, set()
+        made.is_failed, made.futures_queue = False, deque()
+        made.rpc_broadcast_mq = SimpleNamespace(enqueue=self._call)
+        made.response_mqs = [
+            SimpleNamespace(dequeue=functools.partial(self._response, rank))
+            for rank in range(len(self.after))
+        ]
+        self.executor = made
+        self._due: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def _call(self, message: Any) -> None:
+        self._due = [self.now + seconds for seconds in self.after]
+
+    def _response(self, rank: int, timeout: float | None) -> Any:
+        assert timeout is not None, "it waits for ever"
+        end = self.now + timeout
+        self.now = max(self.now, min(end, self._due[rank]))
+        if self._due[rank] > end:
+            raise TimeoutError
+        return WorkerProc.ResponseStatus.SUCCESS, (self.sum, True)
+
+
+@pytest.fixture
+def ranks(engine: EngineDouble, monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    config = copy.copy(engine.executor.vllm_config)
+    config.parallel_config = copy.copy(config.parallel_config)
+    config.parallel_config.distributed_executor_backend = "mp"
+    config.instance_id = "of several ranks"
+    made = Ranks(config)
+    monkeypatch.setattr(multiproc_executor, "time", made)
+    return made
+
+
+def test_ranks_are_waited_for_as_long_as_vllm_waits_for_a_step(ranks: Ranks) -> None:
+    names: list[str | None] = []
+    executor = ranks.executor
+    memory = memory_weights.MemoryWeights(
+        executor.vllm_config, lambda: names.append(memory.name), own_cache=False
+    )
+    executor.collective_rpc("list_loras", timeout=1)
+    for sum_of_ranks, slowest in (("other", 299.0), ("loaded", 10.0)):
+        executor.collective_rpc("reload_weights", timeout=1)
+        ranks.sum, ranks.after = sum_of_ranks, [3.0, slowest]
+        before = ranks.now
+        memory.refresh()
+        assert ranks.now - before == slowest
+        ranks.after = [0.0, 0.0]
+    assert len(names) == 2
+    assert names[1] == ""
+    # One that never responds, whichever it is. The weights stay suspect.
+    for after in ([3.0, math.inf], [math.inf, 3.0], [math.inf, math.inf]):
+        executor.collective_rpc("reload_weights", timeout=1)
+        ranks.after = after
+        for _ in range(2):
+            before = ranks.now
+            with pytest.raises(TimeoutError):
+                memory.refresh()
+            assert ranks.now - before == envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
+        ranks.after = [0.0, 0.0]
+    # The same before a call that may change weights, of which samples are taken.
+    memory.refresh()
+    ranks.after, before = [0.0, math.inf], ranks.now
+    with pytest.raises(TimeoutError):
+        executor.collective_rpc("reload_weights", timeout=1)
+    assert ranks.now - before == envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
+    assert len(names) == 2
+
+
+def test_until_all_ranks_have_responded_nothing_is_looked_up(
+    engine: EngineDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, happened = engine.connector.manager, []
+    call, lookup = worker_calls.call, manager._lookup
+
+    def no_response(*_: Any, **__: Any) -> Any:
+        happened.append("no response")
+        raise TimeoutError
+
+    def noted(name: str, function: Any) -> Any:
+        return lambda *args, **options: happened.append(name) or function(*args, **options)
+
+    monkeypatch.setattr(manager, "_lookup", noted("lookup", lookup))
+    engine.reload(1)
+    engine.add(ASKED)
+    monkeypatch.setattr(worker_calls, "call", no_response)
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            engine.step()
+    assert set(happened) == {"no response"}
+    happened.clear()
+    monkeypatch.setattr(worker_calls, "call", noted("sum", call))
+    engine.step()
+    assert happened[:2] == ["sum", "lookup"]
+    engine.run_until(lambda: not engine.scheduler.requests)
+    assert set(engine.cached.values()) == {0}, "of other weights"
     assert engine.faults == []
 
 

@@ -240,6 +240,7 @@ USED: dict[str, str] = {
         S enable_kv_cache_events publisher replay_endpoint buffer_steps
     """,
     "vllm.envs.environment_variables": "B",
+    "vllm.envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "S",
     "vllm.envs.VLLM_PLUGINS": "B",
     "vllm.logger.init_logger": "B",
     "vllm.platforms.current_platform": "B",

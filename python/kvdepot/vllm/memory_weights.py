@@ -94,9 +94,10 @@ class MemoryWeights:
         if self._suspect is None or executor is None or self._is_asleep(executor):
             return
         suspect, told, doubted = self._suspect, self._told, self._doubted
-        self._suspect, self._told, self._doubted = None, False, False
         before = self.name, self.withheld
         found = self._sum(executor)
+        # Not before: without an answer of all ranks the weights stay suspect.
+        self._suspect, self._told, self._doubted = None, False, False
         same = found is not None and found == self._summed
         if same and not (doubted and not self._complete):
             return
@@ -183,13 +184,16 @@ class MemoryWeights:
     # ---- sums and samples ------------------------------------------------------------------------
 
     def _sum(self, executor: Executor) -> str | None:
-        """The sum over all ranks; None if there is none."""
+        """The sum over all ranks; None if there is none. TimeoutError if a rank does not
+        respond."""
         if self._unreadable is not None:
             return None
         sum_rank = _sum_without_experts if self._exempt_experts else _sum
         start = time.perf_counter()
         try:
             sums = worker_calls.call(executor, sum_rank)
+        except TimeoutError:
+            raise
         except Exception:
             logger.exception(
                 "kvdepot: cannot hash the weights in memory; kvdepot stores and loads nothing"
@@ -222,6 +226,8 @@ class MemoryWeights:
         """Whether the weights are as they were; also if they could not be sampled."""
         try:
             return sample is None or all(sample.result())
+        except TimeoutError:
+            raise
         except Exception:
             logger.exception("kvdepot: cannot check the weights in memory for changes")
             return True

@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from vllm import envs
+
 from kvdepot.vllm.compat import Executor
 
 SERVES = "computes, and reads weights alone"
@@ -79,9 +81,14 @@ def counts(method: Any) -> bool:
 
 def call(executor: Executor, method: Callable[[Any], Any], **options: Any) -> Any:
     """Returns each worker's result of `method`, which must not change weights, without telling
-    listeners."""
+    listeners.
+
+    Waits for a worker in another process as long as vLLM does for a step. TimeoutError must end the
+    engine: vLLM would take a late response for that of the next call.
+    """
     function: Any = executor.collective_rpc
-    return function.__wrapped__(executor, method, **options)
+    seconds = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
+    return function.__wrapped__(executor, method, timeout=seconds, **options)
 
 
 def _noticed(collective_rpc: Callable[..., Any]) -> Callable[..., Any]:
