@@ -39,6 +39,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheTensor,
+    MambaSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -48,6 +49,9 @@ BLOCK = 16
 HEAD = 8
 BYTES = 2 * HEAD * 4
 """Of one token in one layer: keys and values of float32."""
+
+UNIT = 4
+"""Tokens of one of vLLM's hashes in a model with states: its prompts hit up to a multiple."""
 
 OURS = {
     "kv_connector": "KvdepotConnector",
@@ -67,6 +71,14 @@ def window(tokens: int) -> SlidingWindowSpec:
         head_size=HEAD,
         dtype=torch.float32,
         sliding_window=tokens,
+    )
+
+
+def state() -> MambaSpec:
+    """A group whose layer has one state for all tokens up to the last, as large as a block."""
+    shape = (BLOCK * BYTES // 4,)
+    return MambaSpec(
+        block_size=BLOCK, shapes=(shape,), dtypes=(torch.float32,), mamba_cache_mode="align"
     )
 
 
@@ -118,7 +130,7 @@ class EngineDouble:
     def __init__(
         self,
         directory: Path,
-        groups: Sequence[FullAttentionSpec | SlidingWindowSpec],
+        groups: Sequence[FullAttentionSpec | MambaSpec | SlidingWindowSpec],
         transfer: dict[str, Any],
         *,
         blocks: int = 64,
@@ -135,6 +147,9 @@ class EngineDouble:
             directory, transfer, batched_tokens, prefix_caching, events, **(arguments or {})
         )
         config.parallel_config.distributed_executor_backend = "uni"
+        if any(isinstance(spec, MambaSpec) for spec in groups):
+            config.cache_config.mamba_cache_mode = "align"
+            config.cache_config.prefix_match_unit = UNIT
         names = [f"layer.{n}" for n in range(len(groups))]
         page = BLOCK * BYTES
         size = page * blocks
@@ -262,12 +277,26 @@ class EngineDouble:
 
     def change_weights(self) -> bool:
         """In the middle of everything, with the reset that goes with it; whether that was done."""
-        loading = RequestStatus.WAITING_FOR_REMOTE_KVS
-        if any(request.status is loading for request in self.scheduler.requests.values()):
-            # vLLM raises then.
+        if self._loads():
             return False
         self.weights += 1
         return self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+
+    def preempt(self) -> bool:
+        """Preempt what runs, and empty vLLM's own cache; whether there was anything."""
+        if self._loads() or not self.scheduler.running:
+            return False
+        return self.scheduler.reset_prefix_cache(reset_running_requests=True)
+
+    def _loads(self) -> bool:
+        """Whether a request loads blocks, or waits with loaded ones: vLLM raises at a reset
+        then."""
+        loading = RequestStatus.WAITING_FOR_REMOTE_KVS
+        running = self.scheduler.running
+        return any(
+            request.status is loading or (request.num_computed_tokens and request not in running)
+            for request in self.scheduler.requests.values()
+        )
 
     def counted(self, metric: str, labels: tuple[str, ...]) -> int:
         """The sum of one of kvdepot's counters so far."""
@@ -280,6 +309,9 @@ class EngineDouble:
         scheduled = self.scheduler.schedule()
         self.worker.handle_preemptions(scheduled.kv_connector_metadata)
         self.worker.bind_connector_metadata(scheduled.kv_connector_metadata)
+        for cache in self.caches:
+            for copy in scheduled.kv_cache_block_copies or ():
+                cache[copy.dst_block_id] = cache[copy.src_block_id]
         names = list(scheduled.num_scheduled_tokens)
         sampled = [self._compute(name, scheduled.num_scheduled_tokens[name]) for name in names]
         self.worker.start_load_kv(None)
@@ -329,6 +361,9 @@ class EngineDouble:
             zip(self.groups, tables, self.caches, strict=True)
         ):
             states = self._states(name, layer, tokens[:end])
+            if isinstance(spec, MambaSpec):
+                self._go_on(name, layer, (start, end), states, table)
+                continue
             positions = np.arange(end)
             rows = np.asarray(table)[positions // BLOCK] * BLOCK + positions % BLOCK
             memory = cache.numpy().reshape(-1, BYTES)
@@ -347,6 +382,20 @@ class EngineDouble:
         if end < request.num_tokens:
             return []
         return [int.from_bytes(self._states(name, 99, tokens)[-1][:2], "little") % 500 + 3]
+
+    def _go_on(
+        self, name: str, layer: int, span: tuple[int, int], states: list[bytes], table: list[int]
+    ) -> None:
+        """A layer with a state goes on from the one before the first token of the span, in the
+        block of that token, and leaves the one after the last in the block of that."""
+        start, end = span
+        memory = self.caches[layer].numpy().reshape(-1, BLOCK * BYTES)
+        before, after = ((token - 1) // BLOCK for token in span)
+        if start and memory[table[before]].tobytes() != states[start - 1] * BLOCK:
+            self.faults.append(
+                f"{name}: layer {layer}, state (block {table[before]}) for token {start}"
+            )
+        memory[table[after]] = np.frombuffer(states[end - 1] * BLOCK, dtype=np.int8)
 
     def _states(self, name: str, layer: int, tokens: list[int]) -> list[bytes]:
         """`token_bytes` of a request; those of the step before are kept."""
