@@ -160,6 +160,15 @@ WRONG: dict[str, dict[str, Any]] = {
         "s3": {"url": "s3://bucket/kv", "access_key_id": MARK, "secret_access_key": MARK},
     },
     "keys of S3 outside of its section": {"pipeline": "S3", "aws_secret_access_key": MARK},
+    "keys of S3 in place of their file": {
+        "pipeline": "S3",
+        "s3": {"url": "s3://bucket/kv", "credentials": {"aws_secret_access_key": MARK}},
+    },
+    "keys of S3 in its address": {
+        "pipeline": "S3",
+        "s3": {"url": f"s3://{MARK}:{MARK}/{MARK}@bucket/kv", "capacity": "1GiB"},
+    },
+    "a token that is a list": {"pipeline": "Peer", "peer": {"token": [TOKEN]}},
 }
 
 
@@ -241,6 +250,9 @@ def test_a_depot_that_cannot_be_opened_shows_no_secret(tmp_path: Path) -> None:
         ("S3", {"s3": bucket | {"credentials": files["credentials"]}}),
         ("S3", {"s3": bucket | {"credentials": files["pair"]}}),
         ("S3", {"s3": bucket | {"secret_access_key": MARK}}),
+        ("S3", {"s3": bucket | {"endpoint": URL}}),
+        ("S3", {"s3": bucket | {"endpoint": f"http://127.0.0.1:1?X-Amz-Signature={MARK}"}}),
+        ("Peer", {"peer": {"name": "a", "capacity": "1MiB", "etcd": URL}}),
         ("Peer", {"peer": peer | {"token": TOKEN}}),
         ("Peer", {"peer": peer | {"token": TOKEN, "token_file": files["token"]}}),
         ("Peer", {"peer": peer | {"token_file": files["token"]}}),

@@ -35,7 +35,7 @@ impl Fields<'_, '_> {
             group: optional("group", self.group)?,
             world: optional("world", self.world)?,
             hash: optional("hash", self.hash)?,
-            salt: optional("salt", self.salt)?,
+            salt: self.salt.map(salt).transpose()?,
         })
     }
 }
@@ -53,6 +53,12 @@ pub(crate) fn piece_tokens(value: &Bound<'_, PyAny>) -> PyResult<()> {
 
 fn optional(field: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<String>> {
     value.map(|value| word(field, value)).transpose()
+}
+
+/// A salt, which may be a secret: an error does not show it.
+fn salt(value: &Bound<'_, PyAny>) -> PyResult<String> {
+    let allowed = "a string that UTF-8 can encode (no surrogates), bytes or an integer";
+    word("salt", value).map_err(|_| errors::input(value.py(), "salt", "(not shown)", allowed))
 }
 
 /// A text; numbers and bytes are written as one.

@@ -12,6 +12,9 @@ use super::spec::Kind;
 /// What permission bits may be, for messages. As a number they would be read as a decimal one.
 const MODE_HELP: &str = "permission bits in octal and in quotes, \"0600\" to \"0777\"";
 
+/// What a text may be, for messages.
+const TEXT_HELP: &str = "text of at least one character";
+
 pub(crate) fn expand_home(path: &str) -> PathBuf {
     match (path.strip_prefix("~/"), std::env::var_os("HOME")) {
         (Some(rest), Some(home)) => Path::new(&home).join(rest),
@@ -63,7 +66,9 @@ impl Parsed {
             },
             Kind::Text => match value {
                 Value::String(text) if !text.is_empty() => parsed.text.clone_from(text),
-                _ => return refuse("text of at least one character"),
+                Value::String(_) | Value::Null | Value::Bool(_) => return refuse(TEXT_HELP),
+                // It may be a list with a token.
+                _ => return Err(Error::config(field, "(not shown)", TEXT_HELP)),
             },
             Kind::Mode => {
                 let text = value.as_str().unwrap_or_default();

@@ -115,7 +115,7 @@ impl Options {
         let (bucket, prefix) = place_of(url).ok_or_else(|| {
             Error::config(
                 "s3.url",
-                url,
+                shown(url),
                 "s3://BUCKET/PREFIX, with a bucket name of 3 to 63 characters (lowercase letters, \
                  digits, - . _)",
             )
@@ -170,6 +170,14 @@ fn at_least(name: &str, bytes: u64, least: u64) -> Result<u64, Error> {
     Ok(bytes)
 }
 
+/// An address for messages. One with a user or a query may have a secret in it.
+fn shown(address: &str) -> &str {
+    match address.contains(['@', '?']) {
+        true => "(not shown)",
+        false => address,
+    }
+}
+
 /// A bucket and a prefix in it.
 fn place_of(url: &str) -> Option<(String, Path)> {
     let (bucket, prefix) = url.strip_prefix("s3://")?.split_once('/')?;
@@ -182,7 +190,7 @@ fn place_of(url: &str) -> Option<(String, Path)> {
 }
 
 pub(super) fn check_endpoint(endpoint: &str, allow_http: bool) -> Result<(), Error> {
-    let refuse = |allowed: &str| Err(Error::config("s3.endpoint", endpoint, allowed));
+    let refuse = |allowed: &str| Err(Error::config("s3.endpoint", shown(endpoint), allowed));
     let host = match endpoint.split_once("://") {
         Some(("https", host)) => host,
         Some(("http", host)) if allow_http => host,
@@ -226,5 +234,20 @@ mod tests {
         for wrong in ["http://host", "host:9000", "https://", "https://me@host"] {
             assert!(check_endpoint(wrong, false).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn an_address_with_a_secret_is_not_shown() {
+        for endpoint in [
+            "http://me:hunter2@host",
+            "https://me:hunter2@host",
+            "https://host?token=hunter2",
+            "me:hunter2@host",
+        ] {
+            let error = check_endpoint(endpoint, false).unwrap_err().to_string();
+            assert!(error.starts_with("s3.endpoint: (not shown)"), "{error}");
+        }
+        let error = check_endpoint("ftp://host", false).unwrap_err().to_string();
+        assert!(error.starts_with("s3.endpoint: ftp://host "), "{error}");
     }
 }

@@ -40,7 +40,12 @@ impl Settings {
             let rest = rest.map(|rest| rest.strip_suffix('/').unwrap_or(rest));
             let plain = |rest: &str| !rest.is_empty() && !rest.contains(['/', '?', '#', '@']);
             if !rest.is_some_and(plain) {
-                return Err(Error::setting("endpoints", endpoint, allowed));
+                // One with a user may have a password in it.
+                let shown = match endpoint.contains(['@', '?']) {
+                    true => "(not shown)",
+                    false => endpoint.as_str(),
+                };
+                return Err(Error::setting("endpoints", shown, allowed));
             }
         }
         let prefix = self.prefix.trim_end_matches('/');
@@ -89,6 +94,9 @@ mod tests {
             let error = with(wrong).unwrap_err().to_string();
             assert!(error.starts_with("endpoints: "), "{error}");
         }
+        let error = with("http://me:hunter2@etcd:2379").unwrap_err().to_string();
+        assert!(error.contains("(not shown)"), "{error}");
+        assert!(!error.contains("hunter2"), "{error}");
         let mut settings = Settings::new(vec!["http://a:1".into()]);
         settings.prefix = "/".into();
         assert!(settings.check().is_err());
