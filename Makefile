@@ -522,7 +522,7 @@ manifests: $(HELM) ## Write deploy/kubernetes from the chart
 	$(PYTHON) release/manifests.py $(firstword $(wildcard $(HELM)) helm)
 
 .PHONY: test-release
-test-release: package $(VENV)/.release $(HELM) ## Test packages, units, manifests and the chart
+test-release: package $(VENV)/.release $(HELM) ## Test packages, units, manifests, the chart, alerts and the dashboard
 	$(call say,tests of a release)
 	$(BIN)/python -m pytest tests/release
 
