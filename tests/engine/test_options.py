@@ -394,7 +394,8 @@ TRANSFER = {
     "kv_role": "kv_both",
 }
 HARMLESS_ARGUMENTS: dict[str, dict[str, Any]] = {
-    "--tokenizer": {"tokenizer": "/another/tokenizer"},
+    # A directory that exists: offline, vLLM takes any other for a name in the hub.
+    "--tokenizer": {"tokenizer": str(Path(__file__).parent)},
     "--enable-lora --max-loras": {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 4},
     "--gpu-memory-utilization": {"gpu_memory_utilization": 0.3},
     "--scheduling-policy": {"scheduling_policy": "priority"},
