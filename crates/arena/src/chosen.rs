@@ -9,7 +9,7 @@ use crate::bury::{Victim, bite_len};
 use crate::index::Index;
 use crate::turnover::EvictionLimit;
 
-/// How far a choice is.
+/// Progress of a choice.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Progress {
     /// More blocks are chosen.
@@ -32,7 +32,7 @@ pub(crate) struct Chosen {
 }
 
 impl Chosen {
-    /// None yet. Without a limit, none is chosen.
+    /// Creates an empty choice. Without a limit, no block is chosen.
     pub(crate) fn within(limit: EvictionLimit) -> Chosen {
         let progress = match limit {
             EvictionLimit::NONE => Progress::Made,

@@ -199,7 +199,7 @@ impl Arena {
     }
 
     /// Evicts the least recently used blocks for `need` bytes and a slot, which nobody else gets
-    /// meanwhile. False, and nothing goes, when all that may go would not be enough.
+    /// meanwhile. Returns false, and evicts nothing, if the limit leaves too little.
     fn evict_oldest(&self, state: &mut Guard<'_, State>, need: u64, limit: EvictionLimit) -> bool {
         let (bytes, slots) = state.unpromised();
         if bytes + self.index.evictable_bytes() < need {

@@ -149,7 +149,7 @@ impl Arena {
         count
     }
 
-    /// Whether a token names a published block.
+    /// Returns true if a token names a published block.
     pub(crate) fn is_live(&self, token: Token) -> bool {
         let is_live = |entry: Entry| entry.stage == Stage::Live;
         self.named(token).is_some_and(is_live)
@@ -165,7 +165,7 @@ impl Arena {
     }
 }
 
-/// How many are true.
+/// Returns the number of flags that are true.
 fn count(flags: &[bool]) -> usize {
     flags.iter().filter(|flag| **flag).count()
 }

@@ -271,7 +271,7 @@ pub fn sweep(directory: &Path) -> usize {
 }
 
 /// Removes the file `beside` of a socket in the same directory if nothing exists at `path`, the
-/// socket's path. Nobody binds the socket meanwhile.
+/// socket's path. The directory lock keeps others from binding.
 pub fn remove_beside(path: &Path, beside: &Path) {
     let _lock = lock_directory_of(path);
     if path.symlink_metadata().is_err() {

@@ -1,9 +1,9 @@
-//! Which of a process's work a simulation schedules, and how short its turns are.
+//! Switches of a simulation: scheduling without threads, and short turns.
 
 #[cfg(feature = "sim")]
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether turns are short in this process.
+/// True if turns are short in this process.
 #[cfg(feature = "sim")]
 static SHORT: AtomicBool = AtomicBool::new(false);
 

@@ -43,7 +43,7 @@ pub(crate) struct Http {
     running: Mutex<Option<Running>>,
 }
 
-/// What ends with the server.
+/// Resources that end with the server.
 struct Running {
     thread: Option<JoinHandle<()>>,
     /// Ends the thread's wait for connections.

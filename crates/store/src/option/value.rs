@@ -12,7 +12,7 @@ use super::spec::Kind;
 /// What permission bits may be, for messages. As a number they would be read as a decimal one.
 const MODE_HELP: &str = "permission bits in octal and in quotes, \"0600\" to \"0777\"";
 
-/// What a text may be, for messages.
+/// Allowed values of a text, for messages.
 const TEXT_HELP: &str = "text of at least one character";
 
 pub(crate) fn expand_home(path: &str) -> PathBuf {

@@ -35,7 +35,7 @@ const FORGOTTEN_MAX: usize = KEYS_MAX;
 /// Most that read one pin: workers of one engine.
 const BORROWED_MAX: usize = 256;
 
-/// What all hosts have.
+/// Pins and reservations of all hosts.
 type Guests = HashMap<[u8; 16], Guest>;
 
 /// What one host has.

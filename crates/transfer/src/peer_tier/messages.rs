@@ -72,7 +72,7 @@ pub(super) enum Ask {
 }
 
 impl Ask {
-    /// Whether none of its lists is longer than a home answers.
+    /// Returns true if each list is within the bound of a request.
     pub(super) fn is_bounded(&self) -> bool {
         let longest = match self {
             Ask::Contains(keys) | Ask::Remove(keys) | Ask::Keeps(keys) => keys.keys.len(),
